@@ -1,0 +1,4 @@
+"""The demo: a real trainer, three islands and the control plane on this machine.
+
+It only uses what users have: the control plane's stack, the `mailboat` command and `mailboat.trainer.Publisher`.
+"""

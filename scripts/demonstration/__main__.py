@@ -1,0 +1,151 @@
+"""`scripts/demo`: start the house, a trainer and its islands on this machine, and watch versions travel.
+
+With --versions N it is a test: it exits 0 only if every island's bytes equalled the trainer's own, tensor by tensor,
+for every version, and all jobs succeeded. Without, it runs until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT, RUN = "demo", "minilm"
+LINKS_MBIT = (1000.0, 100.0, 20.0)  # emulated links of an endless demo: same rack, other region, far region
+
+
+def main() -> int:
+    """Parse the command line, run, and tear everything down whatever happens."""
+    arguments = _parse()
+    home = ROOT / "var" / "demo"
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(home, arguments)
+    except KeyboardInterrupt:
+        print("\nstopped; the next `scripts/demo` continues from here")
+        return 0 if arguments.versions is None else 130
+    except DemoFailed as failure:
+        print(f"demo: {failure}", file=sys.stderr)
+        return 1
+
+
+class DemoFailed(Exception):
+    """What went wrong, in one sentence."""
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description="A real trainer, its islands and the dashboard on this machine.")
+    parser.add_argument("--versions", type=_at_least_one, metavar="N", help="publish N patches after the anchor, check every byte, then stop (default: until Ctrl-C)")
+    parser.add_argument("--islands", type=_at_least_one, default=3, metavar="N", help="rollout islands (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8600, metavar="P", help="the dashboard's port (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--fresh", action="store_true", help="drop the demo's earlier state first")
+    return parser.parse_args()
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be a port between 1 and 65535")
+    return value
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(home: Path, arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    os.environ["MAILBOAT_HOME"] = str(home)
+    os.environ["MAILBOAT_HEARTBEAT_SECONDS"] = "1"
+    from controlplane.embedded.stack import Stack, StackError
+
+    if arguments.fresh:
+        _drop(home)
+    try:
+        with Stack(home, port=arguments.port) as stack:
+            stack.wait_ready()
+            login = _login(home)
+            print(f"dashboard  {stack.url}   login {login['user']} / {login['password']}   (up after {time.monotonic() - started:.1f} s)", flush=True)
+            from scripts.demonstration.voyage import Voyage
+
+            with Voyage(stack.url, home, islands=arguments.islands, links=LINKS_MBIT if arguments.versions is None else None) as voyage:
+                result = voyage.sail(arguments.versions)
+    except StackError as error:
+        raise DemoFailed(str(error)) from error
+    result["seconds"] = round(time.monotonic() - started, 1)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if _print_verdict(result) else 1
+
+
+def _drop(home: Path) -> None:
+    from controlplane.embedded.postgres import EmbeddedPostgres
+
+    EmbeddedPostgres(home).stop()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _login(home: Path) -> dict[str, str]:
+    """The demo's project and person; made on the first start, the same on the next."""
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    django.setup()
+    from django.contrib.auth import get_user_model
+    from django.db import connections
+
+    from controlplane.accounts.models import Membership
+    from controlplane.registry.models import Project
+
+    file = home / "login.json"
+    login: dict[str, str]
+    if file.exists():
+        login = json.loads(file.read_text())
+    else:
+        login = {"user": "demo", "password": secrets.token_urlsafe(9)}
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(login))
+    project, _ = Project.objects.get_or_create(slug=PROJECT, defaults={"name": "Demo"})
+    user, _ = get_user_model().objects.get_or_create(username=login["user"])
+    if not user.check_password(login["password"]):
+        user.set_password(login["password"])
+        user.save()
+    Membership.objects.update_or_create(user=user, project=project, defaults={"role": "admin"})
+    connections.close_all()
+    return login
+
+
+def _print_verdict(result: dict[str, Any]) -> bool:
+    versions, islands, jobs = result["versions"], result["islands"], result["jobs"]
+    good = (
+        bool(versions)
+        and all(v["identical"] for v in versions)
+        and all(i["identical"] for i in islands)
+        and all(j["state"] == "succeeded" for j in jobs)
+    )
+    print(
+        f"\n{len(versions)} versions on {len(islands)} islands, {sum(j['state'] == 'succeeded' for j in jobs)} of {len(jobs)} jobs succeeded, "
+        f"{result['seconds']} s: " + ("every byte identical" if good else "NOT identical or a job failed, see above")
+    )
+    return good
+
+
+if __name__ == "__main__":
+    sys.exit(main())
