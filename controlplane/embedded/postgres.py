@@ -339,7 +339,7 @@ def _initialise(where: Places, account: Account) -> None:
         command = [
             str(_installation(where, account) / "bin" / "initdb"), "--pgdata", str(fresh), "--username", ROLE, "--encoding", "UTF8",
             "--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--auth-local", "peer", "--auth-host", "reject",
-    XX
+            "--no-instructions",
         ]  # fmt: skip
         result = subprocess.run(  # noqa: S603 - our own binary
             command, cwd=where.folder, env=_environment(), capture_output=True, text=True, check=False, **account.subprocess_options()  # type: ignore[call-overload]
