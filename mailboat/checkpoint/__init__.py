@@ -1,0 +1,1 @@
+"""Strict reading and writing of safetensors checkpoints, and the inventory of what they hold."""
