@@ -2,3 +2,7 @@
 
 It only uses what users have: the control plane's stack, the `mailboat` command and `mailboat.trainer.Publisher`.
 """
+
+
+class DemoFailed(Exception):
+    """What went wrong, in one sentence."""

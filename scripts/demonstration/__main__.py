@@ -18,8 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from scripts.demonstration import DemoFailed
+
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT, RUN = "demo", "minilm"
+PROJECT = "demo"
 LINKS_MBIT = (1000.0, 100.0, 20.0)  # emulated links of an endless demo: same rack, other region, far region
 
 
@@ -36,10 +38,6 @@ def main() -> int:
     except DemoFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
-
-
-class DemoFailed(Exception):
-    """What went wrong, in one sentence."""
 
 
 def _parse() -> argparse.Namespace:
