@@ -1,0 +1,1 @@
+"""People, tokens and their roles in a project."""

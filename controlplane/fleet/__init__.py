@@ -1,0 +1,1 @@
+"""Islands: enrolment, heartbeats, sync reports, challenges and what follows from them."""

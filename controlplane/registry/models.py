@@ -1,0 +1,273 @@
+"""Rows of what was published.
+
+version: committed -> [building ->] validating -> ready -> retired; any of the first three -> failed. Only
+`registry.services` changes a state, by one conditional UPDATE. What a version says (number, parent, digests) never changes
+once it is written; a version that a worker builds gets these once, when it leaves `building`.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+SHA256 = r"^[0-9a-f]{64}$"
+
+
+class Project(models.Model):
+    """The tenant: everything belongs to one."""
+
+    slug = models.SlugField(max_length=50, unique=True)
+    name = models.CharField(max_length=120)
+    created_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class Run(models.Model):
+    """One training lineage: a model, a served format, a series of versions."""
+
+    class Announce(models.TextChoices):
+        """When the channel `latest` moves."""
+
+        VALIDATED = "validated"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
+    name = models.SlugField(max_length=80)
+    served_format = models.CharField(max_length=40, default="bf16")
+    announce = models.CharField(max_length=12, choices=Announce.choices, default=Announce.VALIDATED)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        """Names are unique within a project."""
+
+        constraints = [models.UniqueConstraint(fields=["project", "name"], name="run_name_once")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Inventory(models.Model):
+    """The tensors of an epoch; the document itself is a blob of the run."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="inventories")
+    sha256 = models.CharField(max_length=64)
+    tensors = models.BigIntegerField()
+    elements = models.BigIntegerField()
+    full_bytes = models.BigIntegerField()
+
+    class Meta:
+        """One row per document and run."""
+
+        constraints = [models.UniqueConstraint(fields=["run", "sha256"], name="inventory_once")]
+        verbose_name_plural = "inventories"
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
+
+
+class Blob(models.Model):
+    """Immutable bytes named by their SHA-256, inside one run."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="blobs")
+    sha256 = models.CharField(max_length=64)
+    size = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        """One row per name and run."""
+
+        constraints = [
+            models.UniqueConstraint(fields=["run", "sha256"], name="blob_once"),
+            models.CheckConstraint(condition=Q(sha256__regex=SHA256), name="blob_sha256_is_hex"),
+        ]
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
+
+
+class Upload(models.Model):
+    """A blob on its way. The bytes that arrived are a file of the blob store; its length is the true offset."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="uploads")
+    sha256 = models.CharField(max_length=64)
+    size = models.BigIntegerField()
+    offset = models.BigIntegerField(default=0)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        """One upload per blob and run: a second publisher continues it."""
+
+        constraints = [models.UniqueConstraint(fields=["run", "sha256"], name="upload_once")]
+
+    def __str__(self) -> str:
+        return f"{self.sha256[:12]} at {self.offset}"
+
+
+class Epoch(models.Model):
+    """A stretch of a run without a rewind."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="epochs")
+    number = models.PositiveIntegerField()
+    from_version = models.ForeignKey("Version", on_delete=models.PROTECT, null=True, related_name="epochs_begun")
+    reason = models.CharField(max_length=300, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        """Numbered from 0 within the run."""
+
+        constraints = [models.UniqueConstraint(fields=["run", "number"], name="epoch_number_once")]
+        ordering = ["run", "number"]
+
+    def __str__(self) -> str:
+        return f"{self.run} epoch {self.number}"
+
+
+class Version(models.Model):
+    """One immutable state of the served weights: number, state digest, parent."""
+
+    class State(models.TextChoices):
+        """Where the version stands."""
+
+        COMMITTED = "committed"
+        BUILDING = "building"
+        VALIDATING = "validating"
+        READY = "ready"
+        RETIRED = "retired"
+        FAILED = "failed"
+
+    IN_FLIGHT = (State.COMMITTED, State.BUILDING, State.VALIDATING)
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="versions")
+    epoch = models.ForeignKey(Epoch, on_delete=models.PROTECT, related_name="versions")
+    number = models.BigIntegerField()
+    parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.COMMITTED)
+    reason = models.TextField(blank=True)
+    state_digest = models.CharField(max_length=64, blank=True)
+    inventory = models.ForeignKey(Inventory, on_delete=models.PROTECT, null=True, related_name="versions")
+    manifest_sha256 = models.CharField(max_length=64, blank=True)
+    digests_sha256 = models.CharField(max_length=64, blank=True)
+    envelope = models.JSONField(null=True)
+    step = models.BigIntegerField(null=True)
+    changed = models.BigIntegerField(null=True)
+    elements = models.BigIntegerField(null=True)
+    full_bytes = models.BigIntegerField(null=True)
+    patch_bytes = models.BigIntegerField(null=True)
+    side_files = models.JSONField(default=list)
+    checkpoint_path = models.TextField(blank=True)
+    published_by = models.CharField(max_length=120)
+    job = models.ForeignKey("jobs.Job", on_delete=models.SET_NULL, null=True, related_name="versions")
+    committed_at = models.DateTimeField(db_default=Now())
+    ready_at = models.DateTimeField(null=True)
+
+    class Meta:
+        """Numbers never repeat within a run."""
+
+        ordering = ["run", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "number"], name="version_number_once"),
+            models.CheckConstraint(condition=Q(number__gte=0), name="version_number_from_zero"),
+            models.CheckConstraint(
+                condition=~Q(state__in=["ready", "retired"]) | (Q(state_digest__regex=SHA256) & Q(manifest_sha256__regex=SHA256)),
+                name="version_ready_is_complete",
+            ),
+        ]
+        indexes = [models.Index(fields=["run", "state_digest"], name="version_by_digest")]
+
+    def __str__(self) -> str:
+        return f"{self.run} version {self.number}"
+
+
+class Patch(models.Model):
+    """What turns one version into another."""
+
+    class Kind(models.TextChoices):
+        """How the two versions lie to each other."""
+
+        STEP = "step"
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="patches")
+    from_version = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="patches_out")
+    to_version = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="patches_in")
+    kind = models.CharField(max_length=8, choices=Kind.choices, default=Kind.STEP)
+    bytes = models.BigIntegerField()
+    codecs = models.CharField(max_length=80, blank=True)
+
+    class Meta:
+        """One patch per pair and kind."""
+
+        constraints = [models.UniqueConstraint(fields=["from_version", "to_version", "kind"], name="patch_once")]
+        verbose_name_plural = "patches"
+
+    def __str__(self) -> str:
+        return f"patch {self.from_version_id} to {self.to_version_id}"
+
+
+class PatchPart(models.Model):
+    """One file of a patch."""
+
+    patch = models.ForeignKey(Patch, on_delete=models.CASCADE, related_name="parts")
+    index = models.PositiveIntegerField()
+    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
+
+    class Meta:
+        """In order."""
+
+        ordering = ["patch", "index"]
+        constraints = [models.UniqueConstraint(fields=["patch", "index"], name="patch_part_once")]
+
+    def __str__(self) -> str:
+        return f"part {self.index}"
+
+
+class Anchor(models.Model):
+    """A full checkpoint of one version, as blobs of the run."""
+
+    class Kind(models.TextChoices):
+        """Where the bytes came from."""
+
+        UPLOAD = "upload"
+        REFERENCE = "reference"
+
+    version = models.OneToOneField(Version, on_delete=models.CASCADE, related_name="anchor")
+    kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.UPLOAD)
+    files = models.JSONField()
+    bytes = models.BigIntegerField()
+
+    def __str__(self) -> str:
+        return f"anchor of {self.version}"
+
+
+class Channel(models.Model):
+    """A named pointer to a version, with the head document that announces it."""
+
+    LATEST = "latest"
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="channels")
+    name = models.SlugField(max_length=40)
+    version = models.ForeignKey(Version, on_delete=models.PROTECT, null=True, related_name="channels")
+    serial = models.BigIntegerField(default=0)
+    generation = models.PositiveIntegerField(default=1)
+    head_envelope = models.JSONField(null=True)
+    expires_at = models.DateTimeField(null=True)
+    protected = models.BooleanField(default=False)
+
+    class Meta:
+        """A channel that points somewhere has a head."""
+
+        constraints = [
+            models.UniqueConstraint(fields=["run", "name"], name="channel_once"),
+            models.CheckConstraint(
+                condition=Q(version__isnull=True, serial=0) | Q(version__isnull=False, serial__gt=0, head_envelope__isnull=False),
+                name="channel_head_complete",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.name}"

@@ -1,0 +1,12 @@
+"""Addresses of the control plane."""
+
+from __future__ import annotations
+
+from django.contrib.staticfiles.urls import staticfiles_urlpatterns
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("controlplane.api.urls")),
+    path("", include("controlplane.dashboard.urls")),
+    *staticfiles_urlpatterns(),
+]
