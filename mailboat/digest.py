@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mailboat.checkpoint.inventory import Inventory, Tensor
-from mailboat.checkpoint.source import SideFile, TensorSource
+from mailboat.checkpoint.side_files import SideFile
+from mailboat.checkpoint.source import TensorSource
 from mailboat.errors import DigestMismatch
 
 Sums = NDArray[np.uint64]

@@ -5,9 +5,7 @@ A source gives bits by position in its inventory; it must never convert, reorder
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from mailboat.checkpoint.declared import CONFIG, declared_aliases, quantiser_text, units
 from mailboat.checkpoint.inventory import COMPONENT, DTYPE_BITS, Inventory, Tensor, tensor_nbytes
+from mailboat.checkpoint.side_files import SideFile, paths_problem, side_file
 from mailboat.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
@@ -24,15 +23,6 @@ _NUMPY_DTYPES = {
     "uint32": "U32", "int32": "I32", "float32": "F32", "uint64": "U64", "int64": "I64", "float64": "F64",
     "complex64": "C64",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class SideFile:
-    """A small file that belongs to a state: POSIX path relative to the checkpoint, size in bytes, SHA-256 in hex."""
-
-    path: str
-    size: int
-    sha256: str
 
 
 class TensorSource(Protocol):
@@ -57,11 +47,6 @@ class TensorSource(Protocol):
         ...
 
 
-def side_file(path: str, content: bytes) -> SideFile:
-    """Describe a side file by its content."""
-    return SideFile(path, len(content), hashlib.sha256(content).hexdigest())
-
-
 class ArraySource:
     """Named arrays in memory as a source; holds views, copies nothing.
 
@@ -81,6 +66,8 @@ class ArraySource:
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         self._side = dict(sorted((side_files or {}).items()))
+        if problem := paths_problem(list(self._side)):
+            raise CheckpointError(f"The side files can't be published: {problem}.")
         views = {name: _byte_view(name, array) for name, array in arrays.items()}
         described = {
             name: _describe(name, array, (dtypes or {}).get(name), (shapes or {}).get(name))
@@ -171,8 +158,3 @@ def _shared_storage(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
 def _embeddings_first(name: str) -> tuple[bool, str]:
     # The head takes its bytes from the embedding, never the other way round: as config.json's rule has it.
     return name.rpartition(".")[0].endswith(("lm_head", "embed_out")), name
-
-
-def sorted_side_files(files: Iterable[SideFile]) -> tuple[SideFile, ...]:
-    """Return side files in the order of their UTF-8 paths."""
-    return tuple(sorted(files, key=lambda file: file.path))
