@@ -136,3 +136,276 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
         total_b += _mix(after ^ place_b, FIRST_B, SECOND_B) - _mix(before ^ place_b, FIRST_B, SECOND_B)
     out[0] += total_a
     out[1] += total_b
+
+
+# --- Patches (docs/format/patch.md) -----------------------------------------------------------------------------------
+#
+# A block comes as little-endian 64-bit words, its last word zero-padded, so that one compiled version serves every
+# element width (1, 2, 4, 8 bytes): no element crosses a word. Positions count elements from the block's start.
+
+RICE_OK, RICE_TRUNCATED, RICE_BEYOND, RICE_LEFTOVER = 0, 1, 2, 3
+VALUES_OK, VALUES_RESERVED, VALUES_LITERAL = 0, 1, 2
+_ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+
+
+@njit("int64(uint64[::1], uint64[::1], int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
+def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
+    """Positions (ascending) of the elements that differ between two blocks; returns how many.
+
+    `positions` needs room for every element of the block.
+    """
+    count = np.int64(0)
+    per_word = np.int64(8) // width
+    bits = np.uint64(8 * width)
+    mask = _ONES >> (np.uint64(64) - bits)
+    words = old.size
+    whole = words - words % 8
+    for start in range(0, whole, 8):
+        seen = np.uint64(0)
+        for i in range(start, start + 8):
+            seen |= old[i] ^ new[i]
+        if seen != np.uint64(0):
+            for i in range(start, start + 8):
+                x = old[i] ^ new[i]
+                if x != np.uint64(0):
+                    for e in range(per_word):
+                        if (x >> (np.uint64(e) * bits)) & mask != np.uint64(0):
+                            positions[count] = np.uint32(i * per_word + e)
+                            count += 1
+    for i in range(whole, words):
+        x = old[i] ^ new[i]
+        if x != np.uint64(0):
+            for e in range(per_word):
+                if (x >> (np.uint64(e) * bits)) & mask != np.uint64(0):
+                    positions[count] = np.uint32(i * per_word + e)
+                    count += 1
+    return count
+
+
+@njit("int64(uint32[::1], int64)", nogil=True, cache=True, error_model="numpy")
+def rice_bits(positions: Any, r: Any) -> Any:
+    """Bits that `rice_encode` needs for these positions with parameter `r`."""
+    previous = np.int64(-1)
+    total = np.int64(0)
+    for i in range(positions.size):
+        p = np.int64(positions[i])
+        total += ((p - previous - 1) >> r) + 1 + r
+        previous = p
+    return total
+
+
+@njit("int64(uint32[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def rice_encode(positions: Any, r: Any, out: Any) -> Any:
+    """Gaps between positions as Rice codes, first bit lowest: quotient in 1-bits, a 0-bit, `r` low bits. Returns bytes."""
+    held = np.uint64(0)
+    bits = np.uint64(0)
+    at = np.int64(0)
+    previous = np.int64(-1)
+    low_mask = (np.uint64(1) << np.uint64(r)) - np.uint64(1)
+    for i in range(positions.size):
+        p = np.int64(positions[i])
+        gap = p - previous - 1
+        previous = p
+        quotient = gap >> r
+        while quotient > 0:
+            take = min(quotient, np.int64(32))
+            held |= ((np.uint64(1) << np.uint64(take)) - np.uint64(1)) << bits
+            bits += np.uint64(take)
+            quotient -= take
+            while bits >= np.uint64(8):
+                out[at] = np.uint8(held & np.uint64(0xFF))
+                at += 1
+                held >>= np.uint64(8)
+                bits -= np.uint64(8)
+        held |= ((np.uint64(gap) & low_mask) << np.uint64(1)) << bits
+        bits += np.uint64(1 + r)
+        while bits >= np.uint64(8):
+            out[at] = np.uint8(held & np.uint64(0xFF))
+            at += 1
+            held >>= np.uint64(8)
+            bits -= np.uint64(8)
+    if bits > np.uint64(0):
+        out[at] = np.uint8(held & np.uint64(0xFF))
+        at += 1
+    return at
+
+
+@njit("int64(uint8[::1], int64, int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
+def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
+    """Fill `positions` from Rice codes; returns a RICE_* status. Every bit of `data` must be used, padding must be zero."""
+    held = np.uint64(0)
+    bits = np.int64(0)
+    at = np.int64(0)
+    size = np.int64(data.size)
+    previous = np.int64(-1)
+    low_mask = (np.uint64(1) << np.uint64(r)) - np.uint64(1)
+    for i in range(positions.size):
+        quotient = np.int64(0)
+        while True:
+            if bits == 0:
+                while bits <= 48 and at < size:
+                    held |= np.uint64(data[at]) << np.uint64(bits)
+                    at += 1
+                    bits += 8
+                if bits == 0:
+                    return np.int64(RICE_TRUNCATED)
+            bit = held & np.uint64(1)
+            held >>= np.uint64(1)
+            bits -= 1
+            if bit == np.uint64(0):
+                break
+            quotient += 1
+        while bits <= 48 and at < size:
+            held |= np.uint64(data[at]) << np.uint64(bits)
+            at += 1
+            bits += 8
+        if bits < r:
+            return np.int64(RICE_TRUNCATED)
+        position = previous + 1 + (quotient << r) + np.int64(held & low_mask)
+        held >>= np.uint64(r)
+        bits -= r
+        if position >= elements:
+            return np.int64(RICE_BEYOND)
+        positions[i] = np.uint32(position)
+        previous = position
+    if at < size or bits >= 8 or held != np.uint64(0):
+        return np.int64(RICE_LEFTOVER)
+    return np.int64(RICE_OK)
+
+
+@njit("uint64(uint64, int64, uint64, uint64)", nogil=True, cache=True, inline="always")
+def _rank(bits: Any, order: Any, sign: Any, mask: Any) -> Any:
+    if order == 0:
+        return bits
+    if order == 1:
+        return bits ^ sign
+    if bits & sign != np.uint64(0):
+        return ~bits & mask
+    return bits | sign
+
+
+@njit("uint64(uint64, int64, uint64, uint64)", nogil=True, cache=True, inline="always")
+def _unrank(rank: Any, order: Any, sign: Any, mask: Any) -> Any:
+    if order == 0:
+        return rank
+    if order == 1:
+        return rank ^ sign
+    if rank & sign != np.uint64(0):
+        return rank ^ sign
+    return ~rank & mask
+
+
+@njit("int64(uint64[::1], uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def encode_values(
+    old: Any, new: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any
+) -> Any:
+    """One byte per changed element: its step in rank order, zigzag, or 0 and the element itself in `literals`.
+
+    Returns the number of literals. `values` needs room for one byte, `literals` for `width` bytes per position.
+    """
+    element_bits = np.uint64(8 * width)
+    mask = _ONES >> (np.uint64(64) - element_bits)
+    sign = np.uint64(1) << (element_bits - np.uint64(1))
+    count = np.int64(0)
+    for i in range(positions.size):
+        byte = np.int64(positions[i]) * width
+        word = byte >> 3
+        shift = np.uint64((byte & 7) * 8)
+        before = (old[word] >> shift) & mask
+        after = (new[word] >> shift) & mask
+        up = (_rank(after, order, sign, mask) - _rank(before, order, sign, mask)) & mask
+        down = (np.uint64(0) - up) & mask
+        if up <= np.uint64(127):
+            values[i] = np.uint8(up * np.uint64(2) - np.uint64(1))
+        elif down <= np.uint64(127):
+            values[i] = np.uint8(down * np.uint64(2))
+        else:
+            values[i] = np.uint8(0)
+            for b in range(width):
+                literals[count * width + b] = np.uint8((after >> np.uint64(8 * b)) & np.uint64(0xFF))
+            count += 1
+    return count
+
+
+@njit("int64(uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1], uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def decode_values(
+    old: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any, out: Any
+) -> Any:
+    """New elements (`width` bytes each) from the old block and the value codes; returns a VALUES_* status.
+
+    A literal that a step could have said is refused, and so is a number of literals that does not fit.
+    """
+    element_bits = np.uint64(8 * width)
+    mask = _ONES >> (np.uint64(64) - element_bits)
+    sign = np.uint64(1) << (element_bits - np.uint64(1))
+    at = np.int64(0)
+    for i in range(positions.size):
+        byte = np.int64(positions[i]) * width
+        before = (old[byte >> 3] >> np.uint64((byte & 7) * 8)) & mask
+        rank = _rank(before, order, sign, mask)
+        code = np.uint64(values[i])
+        if code == np.uint64(255):
+            return np.int64(VALUES_RESERVED)
+        if code == np.uint64(0):
+            if at + width > literals.size:
+                return np.int64(VALUES_LITERAL)
+            after = np.uint64(0)
+            for b in range(width):
+                after |= np.uint64(literals[at + b]) << np.uint64(8 * b)
+            at += width
+            up = (_rank(after, order, sign, mask) - rank) & mask
+            if up <= np.uint64(127) or ((np.uint64(0) - up) & mask) <= np.uint64(127):
+                return np.int64(VALUES_LITERAL)
+        else:
+            if code & np.uint64(1):
+                rank = (rank + ((code + np.uint64(1)) >> np.uint64(1))) & mask
+            else:
+                rank = (rank - (code >> np.uint64(1))) & mask
+            after = _unrank(rank, order, sign, mask)
+        for b in range(width):
+            out[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & np.uint64(0xFF))
+    if at != literals.size:
+        return np.int64(VALUES_LITERAL)
+    return np.int64(VALUES_OK)
+
+
+@njit("void(uint8[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def split_planes(data: Any, width: Any, out: Any) -> None:
+    """Byte planes of elements: all lowest bytes, then the next ones, and so on."""
+    count = data.size // width
+    for plane in range(width):
+        for i in range(count):
+            out[plane * count + i] = data[i * width + plane]
+
+
+@njit("void(uint8[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def join_planes(planes: Any, width: Any, out: Any) -> None:
+    """Undo `split_planes`."""
+    count = planes.size // width
+    for plane in range(width):
+        for i in range(count):
+            out[i * width + plane] = planes[plane * count + i]
+
+
+@njit("void(uint32[::1], uint8[::1], int64, int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def scatter(positions: Any, elements: Any, width: Any, start: Any, out: Any) -> None:
+    """Write elements into `out`, whose first byte lies `start` bytes after the block's; what falls outside is left out."""
+    size = np.int64(out.size)
+    for i in range(positions.size):
+        at = np.int64(positions[i]) * width - start
+        if at >= 0 and at + width <= size:
+            for b in range(width):
+                out[at + b] = elements[i * width + b]
+        else:
+            for b in range(width):
+                if 0 <= at + b < size:
+                    out[at + b] = elements[i * width + b]
+
+
+@njit("void(uint8[::1], uint32[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
+def gather(block: Any, positions: Any, width: Any, out: Any) -> None:
+    """The elements at `positions`, `width` bytes each."""
+    for i in range(positions.size):
+        at = np.int64(positions[i]) * width
+        for b in range(width):
+            out[i * width + b] = block[at + b]

@@ -1,0 +1,131 @@
+"""One block: found changes to bytes, and bytes to changes. No floating-point arithmetic, no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mailboat.checkpoint.source import Bytes
+from mailboat.errors import PatchError
+from mailboat.patch.backends import kernels
+from mailboat.patch.format import DENSE, POSITIONAL, SAME, XOR, rice_parameter
+from mailboat.patch.scratch import Scratch, Words
+from mailboat.patch.streams import estimate
+
+Positions = npt.NDArray[np.uint32]
+_NOTHING = np.empty(0, np.uint8)
+# Below one change in 16 elements, positions always win; above, sizes are compared.
+_DENSE_FROM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A block as the streams take it. Arrays are views of the scratch."""
+
+    encoding: int
+    positions: Bytes
+    values: Bytes
+    literals: Bytes
+    dense: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCode:
+    """A block as the table and the streams give it: `changed` of `elements`, each `width` bytes, ranked by `order`."""
+
+    encoding: int
+    elements: int
+    width: int
+    order: int
+    changed: int
+    positions: Bytes
+    values: Bytes
+    literals: Bytes
+    dense: Bytes
+
+
+def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:
+    """Positions at which two blocks differ."""
+    positions = scratch.positions(old.size * 8 // width)
+    count = kernels().find_changes(old, new, width, positions)
+    return positions[:count]
+
+
+def encode(scratch: Scratch, old: Words, new: Words, positions: Positions, elements: int, width: int, order: int) -> Encoded:
+    """Encode a block of `elements` that differs at `positions`; the smallest encoding wins."""
+    changed = positions.size
+    if changed == 0:
+        return Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    compiled = kernels()
+    r = rice_parameter(elements, changed)
+    position_bytes = -(-int(compiled.rice_bits(positions, r)) // 8)
+    values = scratch.bytes("values", changed)
+    literals = scratch.bytes("literals", changed * width)
+    count = compiled.encode_values(old, new, positions, width, order, values, literals)
+    literals = literals[: count * width]
+    if changed * _DENSE_FROM > elements:
+        size = position_bytes + estimate(values, "values") + estimate(literals, "literals")
+        planes = _planes(scratch, old, new, elements * width, width)
+        sizes = {XOR: _estimate_planes(planes[XOR], width), DENSE: _estimate_planes(planes[DENSE], width)}
+        best = XOR if sizes[XOR] <= sizes[DENSE] else DENSE
+        if sizes[best] < size:
+            return Encoded(best, _NOTHING, _NOTHING, _NOTHING, planes[best])
+    packed = scratch.bytes("packed", position_bytes)
+    compiled.rice_encode(positions, r, packed)
+    return Encoded(POSITIONAL, packed, values, literals, _NOTHING)
+
+
+def _planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width: int) -> dict[int, Bytes]:
+    result = {XOR: scratch.bytes("xor planes", nbytes), DENSE: scratch.bytes("dense planes", nbytes)}
+    mixed, mixed_bytes = scratch.words("mixed", nbytes)
+    np.bitwise_xor(old, new, out=mixed)
+    kernels().split_planes(mixed_bytes, width, result[XOR])
+    kernels().split_planes(new.view(np.uint8)[:nbytes], width, result[DENSE])
+    return result
+
+
+def _estimate_planes(planes: Bytes, width: int) -> int:
+    return sum(estimate(plane, "dense") for plane in np.split(planes, width))
+
+
+def decode(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
+    """Positions of the changes, and the new block; `old` stays as it is. Raises PatchError."""
+    nbytes = code.elements * code.width
+    new, new_bytes = scratch.words("new", nbytes)
+    if code.encoding == POSITIONAL:
+        positions = _decode_positions(scratch, code)
+        elements = scratch.bytes("elements", code.changed * code.width)
+        status = kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements)
+        if status:
+            raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
+        new[:] = old
+        kernels().scatter(positions, elements, code.width, 0, new_bytes)
+        return positions, new
+    kernels().join_planes(code.dense, code.width, new_bytes)
+    if code.encoding == XOR:
+        np.bitwise_xor(old, new, out=new)
+    positions = changes(scratch, old, new, code.width)
+    if positions.size != code.changed:
+        raise PatchError(
+            f"The patch promises {code.changed} changes in a block and holds {positions.size}; fetch or build it again."
+        )
+    return positions, new
+
+
+def _decode_positions(scratch: Scratch, code: BlockCode) -> Positions:
+    positions = scratch.positions(code.changed)
+    r = rice_parameter(code.elements, code.changed)
+    status = kernels().rice_decode(code.positions, r, code.elements, positions)
+    if status:
+        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
+    return positions
+
+
+def gather(scratch: Scratch, block: Words, positions: Positions, width: int) -> Bytes:
+    """The elements of a block at `positions`."""
+    elements: Any = scratch.bytes("elements", positions.size * width)
+    kernels().gather(block.view(np.uint8), positions, width, elements)
+    return elements

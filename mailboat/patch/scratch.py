@@ -1,0 +1,88 @@
+"""Bounded parallel work on blocks: reusable buffers, and results in the order of the work.
+
+The number of blocks in flight follows from their size, so memory stays within one budget however many threads there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mailboat.checkpoint.source import Bytes
+from mailboat.patch.format import BLOCK_ELEMENTS
+
+Words = npt.NDArray[np.uint64]
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+BUDGET = 120 << 20
+MAX_THREADS = 16
+
+
+class Scratch:
+    """Named buffers for one block, kept for the next one."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Words] = {}
+
+    def words(self, name: str, nbytes: int) -> tuple[Words, Bytes]:
+        """A buffer of `nbytes` as zero-padded 64-bit words, and as bytes. Its bytes are whatever was there before."""
+        count = -(-nbytes // 8)
+        held = self._held.get(name)
+        if held is None or held.size < count:
+            # Grown by powers of two: a few sizes, each touched only where it is used.
+            held = self._held[name] = np.empty(1 << max(6, (count - 1).bit_length()), np.uint64)
+        words = held[:count]
+        if nbytes % 8:
+            words[-1] = 0
+        return words, words.view(np.uint8)[:nbytes]
+
+    def bytes(self, name: str, nbytes: int) -> Bytes:
+        """A buffer of `nbytes`."""
+        return self.words(name, nbytes)[1]
+
+    def positions(self, count: int) -> npt.NDArray[np.uint32]:
+        """Room for `count` positions."""
+        return self.bytes("positions", count * 4).view(np.uint32)
+
+
+def thread_count(threads: int | None) -> int:
+    """How many threads to use: as asked for, else as many as this process may run on."""
+    return max(1, min(threads or len(os.sched_getaffinity(0)), MAX_THREADS))
+
+
+def slots_for(width: int, threads: int) -> int:
+    """Blocks of `width`-byte elements that may be in flight: two per thread where the budget allows, at least one."""
+    each = BLOCK_ELEMENTS * (6 * width + 5)
+    return max(1, min(2 * threads, BUDGET // each))
+
+
+def workers(threads: int) -> ThreadPoolExecutor:
+    """A pool for block work."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block")
+
+
+def in_order(
+    pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]
+) -> Iterator[Done]:
+    """Yield `do(scratch, item)` for each item in order; a result's buffers are reused after the next one is asked for."""
+    free = [Scratch() for _ in range(slots)]
+    pending: deque[tuple[Scratch, Future[Done]]] = deque()
+    try:
+        for item in work:
+            if not free:
+                scratch, future = pending.popleft()
+                yield future.result()
+                free.append(scratch)
+            scratch = free.pop()
+            pending.append((scratch, pool.submit(do, scratch, item)))
+        while pending:
+            yield pending.popleft()[1].result()
+    finally:
+        for _, future in pending:
+            future.cancel()

@@ -1,0 +1,231 @@
+"""The table of a patch part: which tensors it carries, and for each block its encoding and sizes.
+
+Columns instead of records, so that half a million tensors stay small. Reading never trusts a count before it has been
+compared with the bytes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from mailboat.errors import PatchError, UnknownCodec
+from mailboat.patch.format import (
+    BLOCK_ELEMENTS,
+    CHUNK_BYTES,
+    DENSE,
+    ENCODING_NAMES,
+    KNOWN_ENCODINGS,
+    MAX_TENSOR_BYTES,
+    POSITIONAL,
+    SAME,
+    XOR,
+    Geometry,
+    rice_parameter,
+)
+
+Column = npt.NDArray[Any]
+STREAMS = ("values", "literals", "dense")
+_TENSOR_COLUMNS = (("index", "<u4"), ("elements", "<u8"), ("row_elements", "<u8"), ("width", "u1"), ("changed", "<u8"))
+_BLOCK_COLUMNS = (("encoding", "u1"), ("block_changed", "<u4"), ("position_bytes", "<u4"), ("literals", "<u4"))
+
+
+def _refuse(what: str) -> NoReturn:
+    raise PatchError(f"The patch's table is damaged ({what}); fetch or build the patch again.")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The parsed columns. Tensor columns have one entry per carried tensor, block columns one per block of a changed one."""
+
+    index: Column
+    elements: Column
+    row_elements: Column
+    width: Column
+    changed: Column
+    encoding: Column
+    block_changed: Column
+    position_bytes: Column
+    literals: Column
+    chunks: dict[str, Column]
+
+    def to_bytes(self) -> bytes:
+        """The raw table."""
+        head = np.array([len(self.index), *(len(self.chunks[name]) for name in STREAMS)], "<u4")
+        columns = [getattr(self, name).astype(dtype) for name, dtype in (*_TENSOR_COLUMNS, *_BLOCK_COLUMNS)]
+        sizes = [self.chunks[name].astype("<u4") for name in STREAMS]
+        return b"".join(part.tobytes() for part in (head, *columns, *sizes))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, tensors: int) -> Table:
+        """Parse and check everything that can be checked without the inventory. Raises PatchError, UnknownCodec."""
+        reader = _Reader(raw)
+        count, *chunk_counts = (int(x) for x in reader.take("<u4", 4))
+        columns = {name: reader.take(dtype, count) for name, dtype in _TENSOR_COLUMNS}
+        blocks = sum(_block_counts(columns))
+        if int(columns["index"][-1] if count else 0) >= max(tensors, 1):
+            _refuse("a tensor beyond the inventory")
+        columns |= {name: reader.take(dtype, blocks) for name, dtype in _BLOCK_COLUMNS}
+        chunks = {name: reader.take("<u4", n) for name, n in zip(STREAMS, chunk_counts, strict=True)}
+        reader.end()
+        table = cls(**columns, chunks=chunks)
+        table._check()
+        return table
+
+    @cached_property
+    def block_start(self) -> Column:
+        """For each carried tensor the number of its first block; one more entry holds the total."""
+        columns = {name: getattr(self, name) for name, _ in _TENSOR_COLUMNS}
+        return np.concatenate([[0], np.cumsum(_block_counts(columns), dtype=np.int64)]).astype(np.int64)
+
+    @cached_property
+    def block_tensor(self) -> Column:
+        """For each block the place (not the inventory index) of its tensor."""
+        return np.repeat(np.arange(len(self.index), dtype=np.int64), np.diff(self.block_start))
+
+    @cached_property
+    def block_elements(self) -> Column:
+        """Coding elements of each block."""
+        place = self.block_tensor
+        number = np.arange(len(place), dtype=np.int64) - self.block_start[place]
+        row = self.row_elements.astype(np.int64)[place]
+        if not len(place):
+            return row
+        long_rows = row >= BLOCK_ELEMENTS
+        pieces = np.maximum(-(-row // BLOCK_ELEMENTS), 1)
+        in_row = np.minimum(BLOCK_ELEMENTS, row - number % pieces * BLOCK_ELEMENTS)
+        whole = BLOCK_ELEMENTS // np.maximum(row, 1) * row
+        of_rows = np.minimum(whole, self.elements.astype(np.int64)[place] - number * whole)
+        return np.where(long_rows, in_row, of_rows)
+
+    @cached_property
+    def starts(self) -> dict[str, Column]:
+        """For each stream the raw offset of each block's bytes; one more entry holds the stream's raw size."""
+        width = self.width.astype(np.int64)[self.block_tensor]
+        positional = self.encoding == POSITIONAL
+        planes = (self.encoding == DENSE) | (self.encoding == XOR)
+        sizes = {
+            "positions": self.position_bytes.astype(np.int64),
+            "values": self.block_changed.astype(np.int64) * positional,
+            "literals": self.literals.astype(np.int64) * width,
+            "dense": self.block_elements * width * planes,
+        }
+        return {name: np.concatenate([[0], np.cumsum(size)]).astype(np.int64) for name, size in sizes.items()}
+
+    def raw_size(self, stream: str) -> int:
+        """Raw bytes of a stream."""
+        return int(self.starts[stream][-1])
+
+    def geometry(self, place: int) -> Geometry:
+        """Geometry of a carried tensor by its place in the table."""
+        return Geometry(int(self.elements[place]), int(self.row_elements[place]), int(self.width[place]))
+
+    def codecs(self) -> tuple[str, ...]:
+        """Names of the encodings in use, sorted."""
+        return tuple(sorted(ENCODING_NAMES[int(number)] for number in np.unique(self.encoding) if number != SAME))
+
+    def _check(self) -> None:
+        if len(self.index) > 1 and not (self.index[1:] > self.index[:-1]).all():
+            _refuse("tensors out of order or twice")
+        for number in np.unique(self.encoding):
+            if number != SAME and number not in KNOWN_ENCODINGS:
+                name = ENCODING_NAMES.get(int(number), f"number {number}")
+                raise UnknownCodec(f"The patch uses the encoding {name}, which this version of Mailboat cannot read; upgrade it.")
+        if (self.block_changed > self.block_elements).any():
+            _refuse("more changes than a block has elements")
+        if ((self.block_changed == 0) != (self.encoding == SAME)).any():
+            _refuse("an encoding that does not fit its count")
+        if (self.literals > self.block_changed).any() or self.literals[self.encoding != POSITIONAL].any():
+            _refuse("more literals than changes")
+        total = np.zeros(len(self.index), np.int64)
+        np.add.at(total, self.block_tensor, self.block_changed.astype(np.int64))
+        if (total != self.changed.astype(np.int64)).any():
+            _refuse("counts of blocks that do not add up to their tensor's")
+        self._check_position_bytes()
+        for name in STREAMS:
+            self._check_chunks(name)
+
+    def _check_position_bytes(self) -> None:
+        positional = self.encoding == POSITIONAL
+        if ((self.position_bytes > 0) != positional).any():
+            _refuse("position bytes that do not fit the encoding")
+        for n, k, size in zip(
+            self.block_elements[positional].tolist(),
+            self.block_changed[positional].tolist(),
+            self.position_bytes[positional].tolist(),
+            strict=True,
+        ):
+            r = rice_parameter(n, k)
+            if not k * (1 + r) <= size * 8 < ((n - k) >> r) + k * (1 + r) + 8:
+                _refuse("position bytes out of bounds")
+
+    def _check_chunks(self, name: str) -> None:
+        raw = self.raw_size(name)
+        sizes = self.chunks[name].astype(np.int64)
+        if len(sizes) != -(-raw // CHUNK_BYTES):
+            _refuse(f"chunks of {name} that do not fit its size")
+        limits = np.full(len(sizes), CHUNK_BYTES, np.int64)
+        if len(sizes):
+            limits[-1] = raw - (len(sizes) - 1) * CHUNK_BYTES
+        if (sizes < 1).any() or (sizes > limits).any():
+            _refuse(f"a chunk of {name} larger than its contents")
+
+
+class _Reader:
+    """Takes columns off a byte string and refuses to go beyond it."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    def take(self, dtype: str, count: int) -> Column:
+        size = np.dtype(dtype).itemsize * count
+        if size > len(self._raw) - self._at:
+            _refuse("it ends too early")
+        column = np.frombuffer(self._raw, dtype, count, self._at)
+        self._at += size
+        return column
+
+    def end(self) -> None:
+        if self._at != len(self._raw):
+            _refuse("bytes are left over")
+
+
+def _block_counts(columns: dict[str, Column]) -> list[int]:
+    """Blocks of each carried tensor (none where nothing changed), after checking the shapes that they derive from."""
+    elements, row, width, changed = (columns[name] for name in ("elements", "row_elements", "width", "changed"))
+    if not np.isin(width, (1, 2, 4, 8)).all():
+        _refuse("an element width other than 1, 2, 4, 8")
+    if (elements > MAX_TENSOR_BYTES // width).any() or (changed > elements).any():
+        _refuse("counts beyond the shape")
+    if ((row == 0) != (elements == 0)).any() or (elements % np.maximum(row, 1) != 0).any():
+        _refuse("rows that do not divide their tensor")
+    active = np.flatnonzero(changed)
+    counts = [0] * len(elements)
+    for place, (n, r) in zip(active.tolist(), zip(elements[active].tolist(), row[active].tolist(), strict=True), strict=True):
+        counts[place] = Geometry(n, r, 1).blocks
+    return counts
+
+
+def table_of(tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]], chunks: dict[str, list[int]]) -> Table:
+    """Columns from (inventory index, geometry, blocks as (encoding, changed, position bytes, literals)) per tensor."""
+    totals = [sum(block[1] for block in blocks) for _, _, blocks in tensors]
+    rows = [block for (_, _, blocks), total in zip(tensors, totals, strict=True) if total for block in blocks]
+    by_block = np.array(rows, np.int64).reshape(len(rows), 4)
+    return Table(
+        index=np.array([index for index, _, _ in tensors], np.uint32),
+        elements=np.array([geometry.elements for _, geometry, _ in tensors], np.uint64),
+        row_elements=np.array([geometry.row_elements for _, geometry, _ in tensors], np.uint64),
+        width=np.array([geometry.width for _, geometry, _ in tensors], np.uint8),
+        changed=np.array(totals, np.uint64),
+        encoding=by_block[:, 0].astype(np.uint8),
+        block_changed=by_block[:, 1].astype(np.uint32),
+        position_bytes=by_block[:, 2].astype(np.uint32),
+        literals=by_block[:, 3].astype(np.uint32),
+        chunks={name: np.array(chunks[name], np.uint32) for name in STREAMS},
+    )
