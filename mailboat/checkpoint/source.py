@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from mailboat.checkpoint.declared import CONFIG, declared_aliases, quantiser_text, units
 from mailboat.checkpoint.inventory import COMPONENT, DTYPE_BITS, Inventory, Tensor, tensor_nbytes
-from mailboat.checkpoint.side_files import SideFile, paths_problem, side_file
+from mailboat.checkpoint.side_files import SideFile as SideFile  # re-exported: sources speak of it
+from mailboat.checkpoint.side_files import paths_problem, side_file
 from mailboat.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
