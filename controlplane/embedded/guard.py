@@ -97,13 +97,13 @@ def wait_gone(pids: Iterable[int], seconds: float) -> bool:
     return True
 
 
-def end_orphans(data: Path) -> None:
+def end_orphans(data: Path, sockets: Path) -> None:
     """End what a killed server left behind: its backends keep the shared memory and would block the next start."""
     for stop, seconds in ((signal.SIGINT, 5.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0)):
         pids = servers_of(data)
         if not pids:
             break
-        main = _recorded_server(data)
+        main = recorded_server(data)
         # A fast shutdown is the main process's affair; backends without one are told to leave at once.
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -111,13 +111,23 @@ def end_orphans(data: Path) -> None:
         wait_gone(pids, seconds)
     else:
         raise SystemExit(f"mailboat: processes {servers_of(data)} of an earlier server do not end.")
-    # Nobody works here, so the file is stale, even if its number belongs to some other program by now.
-    (data / "postmaster.pid").unlink(missing_ok=True)
+    # Nobody works here, so lock files are stale, even if their number belongs to a zombie or another program by now.
+    for lock in (data / "postmaster.pid", *sockets.glob(".s.PGSQL.*.lock")):
+        lock.unlink(missing_ok=True)
 
 
-def _recorded_server(data: Path) -> int | None:
+def recorded_server(data: Path) -> int | None:
+    """The main process as the server's own file names it; it may be long gone."""
     try:
         return int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return None
+
+
+def parent_of(pid: int | None) -> int | None:
+    """The parent's process id."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return None
 
@@ -142,8 +152,9 @@ def drop_to(uid: int, gid: int) -> None:
 class Guard:
     """Keeps one server running while somebody holds the users lock."""
 
-    def __init__(self, data: Path, account: tuple[int, int], command: Sequence[str]) -> None:
+    def __init__(self, data: Path, sockets: Path, account: tuple[int, int], command: Sequence[str]) -> None:
         self._data = data
+        self._sockets = sockets
         self._account = account
         self._command = list(command)
         self._stopping = False
@@ -195,7 +206,7 @@ class Guard:
             die_with_parent(signal.SIGINT)
             os.umask(0o077)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            end_orphans(self._data)
+            end_orphans(self._data, self._sockets)
             os.execv(self._command[0], self._command)  # noqa: S606 - no shell is wanted
         except BaseException as error:  # noqa: BLE001 - a forked child must never return into its parent's code
             os.write(2, f"FATAL:  {error}\n".encode())
@@ -216,6 +227,7 @@ def main() -> int:
     """Entry of the script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sockets", type=Path, required=True)
     parser.add_argument("--users-lock", type=Path, required=True)
     parser.add_argument("--guard-lock", type=Path, required=True)
     parser.add_argument("--uid", type=int, required=True)
@@ -226,7 +238,7 @@ def main() -> int:
     if not try_lock(own, exclusive=True):
         return ALREADY_GUARDED
     users = os.open(options.users_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    guard = Guard(options.data, (options.uid, options.gid), options.command)
+    guard = Guard(options.data, options.sockets, (options.uid, options.gid), options.command)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=guard.stop, daemon=True).start())

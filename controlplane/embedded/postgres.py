@@ -37,7 +37,7 @@ from controlplane.embedded.places import (
     socket_dir,
 )
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "database_url", "places", "socket_dir"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "database_url", "places", "remove", "socket_dir"]
 
 MAJOR = "18"
 ROLE = DATABASE = "mailboat"
@@ -47,6 +47,20 @@ _LOG_BYTES = 8 << 20
 def database_url(home: Path, database: str = DATABASE) -> str:
     """Address of a database of this home's server, whether it runs or not."""
     return f"postgresql://{ROLE}@/{database}?host={quote(str(socket_dir(home)), safe='')}"
+
+
+def remove(home: Path, timeout: float = 60.0) -> None:
+    """Delete the server's data of this home, wherever it lies.
+
+    :raises EmbeddedPostgresError: somebody still uses it.
+    """
+    where = places(home)
+    if where.folder.is_dir():
+        deadline = time.monotonic() + timeout
+        with _locked(where.folder / "users.lock", deadline), _locked(where.folder / "guard.lock", deadline):
+            shutil.rmtree(where.folder)
+    shutil.rmtree(where.sockets, ignore_errors=True)
+    (home / "postgres.json").unlink(missing_ok=True)
 
 
 class EmbeddedPostgres:
@@ -89,7 +103,7 @@ class EmbeddedPostgres:
                 _initialise(where, account)
                 said = where.log.stat().st_size if where.log.exists() else 0
                 self._ensure_guard(where, account)
-                self._wait_ready(where, said, deadline)
+                self._wait_ready(where, account, said, deadline)
             except BaseException:
                 self._release()
                 raise
@@ -133,17 +147,23 @@ class EmbeddedPostgres:
             os.close(lock)
         self._guard = _spawn_guard(where, account)
 
-    def _wait_ready(self, where: Places, said: int, deadline: float) -> None:
-        while not _accepts(self.home):
-            if self._guard is not None and _ended_within(self._guard, 0.03):
-                raise EmbeddedPostgresError(_why(where, said))
+    def _wait_ready(self, where: Places, account: Account, said: int, deadline: float) -> None:
+        while not (_accepts(self.home) and self._is_ours(where)):
             if self._guard is None:
-                time.sleep(0.03)
+                select.select([], [], [], 0.03)
+            elif _ended_within(self._guard, 0.03):
+                if self._guard.returncode > 0 and self._guard.returncode != guard.ALREADY_GUARDED:
+                    raise EmbeddedPostgresError(_why(where, said))
+                self._ensure_guard(where, account)  # it was killed, or somebody else was quicker
             if time.monotonic() > deadline:
                 raise EmbeddedPostgresError(
                     f"PostgreSQL in {where.folder} did not become ready in time; see {where.log}."
                 )
         _create_database(self.home)
+
+    def _is_ours(self, where: Places) -> bool:
+        """Whether the server belongs to our guard: one whose guard was killed still accepts while it shuts down."""
+        return self._guard is None or guard.parent_of(guard.recorded_server(where.data)) == self._guard.pid
 
 
 def _installation(where: Places, account: Account) -> Path:
@@ -229,7 +249,7 @@ def _spawn_guard(where: Places, account: Account) -> subprocess.Popen[bytes]:
         "-c", "max_connections=200", "-c", "timezone=UTC", "-c", "log_timezone=UTC", "-c", "log_line_prefix=%m [%p] ",
     ]  # fmt: skip
     command = [
-        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data),
+        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data), "--sockets", str(where.sockets),
         "--users-lock", str(where.folder / "users.lock"), "--guard-lock", str(where.folder / "guard.lock"),
         "--uid", str(account.uid), "--gid", str(account.gid), "--", *server,
     ]  # fmt: skip
