@@ -10,3 +10,10 @@ class RegistryConfig(AppConfig):
 
     name = "controlplane.registry"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Connects the end of a job with the version that it worked on."""
+        from controlplane.jobs.signals import job_ended  # noqa: PLC0415
+        from controlplane.registry.services import fail_unfinished  # noqa: PLC0415
+
+        job_ended.connect(lambda sender, job, **_: fail_unfinished(job), weak=False, dispatch_uid="registry")

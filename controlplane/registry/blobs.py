@@ -135,7 +135,7 @@ def append(run: uuid.UUID, upload: uuid.UUID, offset: int, data: bytes | bytearr
             os.close(handle)
 
 
-def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str) -> None:
+def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
     """Turns a whole upload into the blob. Bytes with another digest are thrown away: raises Unacceptable.
 
     The digest is taken of what is on the disk now, however many connections wrote it. Harmless when it was done already.
@@ -146,7 +146,8 @@ def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str) -> None:
         handle = os.open(source, os.O_RDWR | os.O_CREAT, 0o600)  # an empty blob has had no byte to create it
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            if not source.exists():  # a second connection finished it while this one waited for the lock
+            if size(run, sha256) == length:  # another connection finished it while this one waited for the lock
+                source.unlink(missing_ok=True)
                 return
             if _digest(handle) != sha256:
                 source.unlink()

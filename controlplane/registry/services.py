@@ -1,0 +1,450 @@
+"""Writes of the registry: runs, epochs, blobs, versions and their life cycle.
+
+Numbers and parents are compare-and-set under the lock of the run's row; states change by one conditional UPDATE that names
+the expected state. A repeated commit of the same content is harmless; of other content it changes nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+
+from controlplane.audit import services as audit
+from controlplane.jobs import services as jobs
+from controlplane.jobs.models import Job
+from controlplane.registry import blobs, heads, submission
+from controlplane.registry.errors import Refusal, Unacceptable, WrongState
+from controlplane.registry.heads import renew_heads
+from controlplane.registry.models import (
+    Anchor,
+    Blob,
+    Channel,
+    Epoch,
+    Inventory,
+    Patch,
+    PatchPart,
+    Project,
+    Run,
+    Upload,
+    Version,
+)
+from controlplane.registry.submission import Submission
+from mailboat.manifest import Manifest
+
+__all__ = [
+    "add_blob",
+    "begin_building",
+    "begin_epoch",
+    "begin_upload",
+    "begin_validating",
+    "commit_checkpoint",
+    "commit_manifest",
+    "create_project",
+    "create_run",
+    "finish_upload",
+    "mark_failed",
+    "mark_ready",
+    "renew_heads",
+]
+
+State = Version.State
+
+
+def create_project(slug: str, name: str = "", *, actor: str) -> Project:
+    """A new tenant. Raises Refusal `project_exists`."""
+    try:
+        with transaction.atomic():
+            project = Project.objects.create(slug=slug, name=name or slug)
+            audit.record(project, actor, "project.create", f"project {slug}")
+    except IntegrityError:
+        raise Refusal(f"There is a project {slug} already.", code="project_exists") from None
+    project.refresh_from_db()
+    return project
+
+
+def create_run(
+    project: Project, name: str, *, served_format: str = "bf16", announce: str = Run.Announce.VALIDATED, actor: str
+) -> Run:
+    """A new run with epoch 0 and the channel `latest`. Raises Refusal `run_exists`."""
+    try:
+        with transaction.atomic():
+            run = Run.objects.create(project=project, name=name, served_format=served_format, announce=announce)
+            Epoch.objects.create(run=run, number=0, reason="The run begins.")
+            Channel.objects.create(run=run, name=Channel.LATEST)
+            audit.record(project, actor, "run.create", f"run {name}", after={"served_format": served_format})
+    except IntegrityError:
+        raise Refusal(f"There is a run {name} already; use it or choose another name.", code="run_exists") from None
+    run.refresh_from_db()
+    return run
+
+
+def begin_epoch(run: Run, from_version: int | None, reason: str, *, actor: str) -> Epoch:
+    """A new epoch that starts from a ready version (None: from fresh bytes). Numbers of versions go on."""
+    with transaction.atomic():
+        _lock(run)
+        base = None if from_version is None else Version.objects.filter(run=run, number=from_version).first()
+        if from_version is not None and (base is None or base.state != State.READY):
+            raise Refusal(f"Version {from_version} is not ready, so no epoch can start from it.", code="parent_not_ready")
+        latest = Epoch.objects.filter(run=run).order_by("-number").values_list("number", flat=True)[0]
+        epoch = Epoch.objects.create(run=run, number=latest + 1, from_version=base, reason=reason)
+        audit.record(run.project, actor, "epoch.begin", f"run {run.name}", after={"epoch": epoch.number, "reason": reason})
+    return epoch
+
+
+def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
+    """An upload to feed, new or begun before; None when the run has the blob already."""
+    if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.size(run.pk, sha256) == size:
+        return None
+    upload, _ = Upload.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})
+    if upload.size != size:  # one of the two claims is wrong, and only whole bytes can tell: start again with the newer one
+        blobs.drop_upload(run.pk, upload.pk)
+        Upload.objects.filter(pk=upload.pk).update(size=size)
+        upload.size = size
+    upload.offset = blobs.upload_offset(run.pk, upload.pk)
+    if upload.offset == size:  # every byte had arrived when the process ended
+        finish_upload(upload)
+        return None
+    return upload
+
+
+def finish_upload(upload: Upload) -> Blob:
+    """Checks the digest of what arrived and makes it a blob. Raises Unacceptable `digest_mismatch`."""
+    blobs.finish(upload.run_id, upload.pk, upload.sha256, upload.size)
+    with transaction.atomic():
+        blob, _ = Blob.objects.update_or_create(run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size})
+        Upload.objects.filter(pk=upload.pk).delete()
+    return blob
+
+
+def add_blob(run: Run, content: bytes | Path) -> Blob:
+    """Stores bytes, or a copy of a file, as a blob of the run. For workers, which sit beside the store."""
+    sha256, size = blobs.write_file(run.pk, content) if isinstance(content, Path) else blobs.write(run.pk, content)
+    return Blob.objects.update_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
+
+
+# Commit
+
+
+def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tuple[Version, bool]:
+    """Commits a version that its manifest defines; the second value is True when it is new.
+
+    Raises Unacceptable `manifest_invalid`, `anchor_invalid`, `missing_parts`, `inventory_mismatch` and Refusal
+    `version_conflict`, `wrong_epoch`, `wrong_parent`, `parent_not_ready`.
+    """
+    sent = submission.parse(run, envelope, anchor)
+    existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
+    if existing is not None:
+        return _same_manifest(existing, sent), False
+    rows = submission.require_blobs(run, sent)
+    submission.require_state(run, sent.manifest)
+    add_blob(run, sent.payload)
+    with transaction.atomic():
+        _lock(run)
+        existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
+        if existing is not None:
+            return _same_manifest(existing, sent), False
+        manifest = sent.manifest
+        epoch = _require_place(run, manifest.number, manifest.epoch)
+        parent = _require_parent(run, epoch, None if manifest.parent is None else manifest.parent.number, manifest)
+        _require_inventory(run, epoch, parent, manifest)
+        version = Version(run=run, epoch=epoch, number=manifest.number, parent=parent, published_by=actor)
+        _fill(version, sent)
+        version.save()
+        _attach(version, sent, rows, Anchor.Kind.UPLOAD)
+        _queue(version, "validate", actor)
+    version.refresh_from_db()
+    return version, True
+
+
+def commit_checkpoint(
+    run: Run, checkpoint: str, number: int, parent: int | None, epoch: int, *, step: int | None = None, actor: str
+) -> tuple[Version, bool]:
+    """Commits a version that a worker builds from a checkpoint under an allowed root; True when it is new.
+
+    Raises Unacceptable `checkpoint_not_allowed` and the refusals of `commit_manifest`.
+    """
+    path = str(allowed_checkpoint(checkpoint))
+    with transaction.atomic():
+        _lock(run)
+        existing = Version.objects.select_related("parent", "epoch").filter(run=run, number=number).first()
+        if existing is not None:
+            told = (existing.checkpoint_path, existing.parent and existing.parent.number, existing.epoch.number, existing.step)
+            if told != (path, parent, epoch, step):
+                raise _conflict(run, number)
+            return existing, False
+        row = _require_place(run, number, epoch)
+        parent_row = _require_parent(run, row, parent, None)
+        version = Version.objects.create(
+            run=run, epoch=row, number=number, parent=parent_row, step=step, checkpoint_path=path, published_by=actor
+        )
+        _queue(version, "build", actor)
+    version.refresh_from_db()
+    return version, True
+
+
+def allowed_checkpoint(checkpoint: str) -> Path:
+    """The real path of a checkpoint under one of the allowed roots. Raises Unacceptable `checkpoint_not_allowed`."""
+    roots = settings.MAILBOAT_CHECKPOINT_ROOTS
+    if not roots:
+        raise Unacceptable(
+            "Workers may read no checkpoints here; the operator allows folders with MAILBOAT_CHECKPOINT_ROOTS.",
+            code="checkpoint_not_allowed",
+        )
+    try:
+        path = Path(checkpoint).resolve(strict=True) if Path(checkpoint).is_absolute() else None
+    except (OSError, ValueError, RuntimeError):
+        path = None
+    # A path outside and a path that does not exist read the same, so that nobody can feel about on the server's disk.
+    if path is None or not any(path.is_relative_to(root.resolve()) for root in roots):
+        raise Unacceptable(
+            "The checkpoint is not an existing absolute path under a folder of MAILBOAT_CHECKPOINT_ROOTS.",
+            code="checkpoint_not_allowed",
+        )
+    return path
+
+
+# The life of a version
+
+
+def begin_building(version: Version) -> None:
+    """committed -> building. Harmless again for the attempt that follows a lost worker."""
+    _move(version, (State.COMMITTED, State.BUILDING), state=State.BUILDING)
+
+
+def begin_validating(
+    version: Version,
+    *,
+    envelope: Any = None,
+    anchor: Any = None,
+    anchor_kind: str = Anchor.Kind.UPLOAD,
+) -> None:
+    """committed or building -> validating. Harmless again for the attempt that follows a lost worker.
+
+    A worker that built the version hands over its manifest (and anchor), whose blobs it has added to the run before.
+    """
+    if envelope is None:
+        _move(version, (State.COMMITTED, State.VALIDATING), state=State.VALIDATING)
+        return
+    run = version.run
+    sent = submission.parse(run, envelope, anchor)
+    rows = submission.require_blobs(run, sent)
+    submission.require_state(run, sent.manifest)
+    add_blob(run, sent.payload)
+    manifest = sent.manifest
+    with transaction.atomic():
+        _lock(run)
+        version.refresh_from_db()
+        parent = version.parent and version.parent.number
+        if (manifest.number, manifest.epoch, manifest.parent and manifest.parent.number) != (
+            version.number,
+            version.epoch.number,
+            parent,
+        ):
+            raise Unacceptable("The built manifest has another number, epoch or parent.", code="manifest_invalid")
+        if version.parent is not None:
+            _require_parent_state(version.parent, manifest)
+        _require_inventory(run, version.epoch, version.parent, manifest, besides=version)
+        _move(version, (State.BUILDING,), state=State.VALIDATING)
+        version.refresh_from_db()
+        _fill(version, sent)
+        version.save()
+        _attach(version, sent, rows, anchor_kind)
+
+
+def mark_ready(version: Version, *, codecs: str = "") -> None:
+    """validating -> ready; moves `latest` unless it is protected. Raises WrongState while an earlier version is unfinished."""
+    with transaction.atomic():
+        run = _lock(version.run)
+        earlier = Version.objects.filter(run=run, number__lt=version.number, state__in=Version.IN_FLIGHT)
+        unfinished = earlier.values_list("number", flat=True).first()
+        if unfinished is not None:
+            raise WrongState(f"Version {version.number} can't be ready before version {unfinished} is ready or failed.")
+        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="")
+        version.refresh_from_db()
+        if codecs:
+            Patch.objects.filter(to_version=version).update(codecs=codecs)
+        channel = Channel.objects.select_for_update().get(run=run, name=Channel.LATEST)
+        if not channel.protected:
+            heads.move(channel, version)
+        audit.record(run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest})
+
+
+def mark_failed(version: Version, reason: str) -> None:
+    """committed, building or validating -> failed. What was committed on top of it fails too."""
+    with transaction.atomic():
+        run = _lock(version.run)
+        _move(version, Version.IN_FLIGHT, state=State.FAILED, reason=reason[:4000])
+        audit.record(run.project, "system", "version.failed", _named(version), after={"reason": reason[:4000]})
+        version.refresh_from_db()
+        for child in version.children.filter(state__in=Version.IN_FLIGHT).select_related("run", "job"):
+            mark_failed(child, f"Its parent, version {version.number}, failed; publish again on the last ready version.")
+            if child.job is not None and child.job.state == Job.State.QUEUED:
+                jobs.cancel(child.job, "system")
+
+
+def fail_unfinished(job: Job) -> None:
+    """A build or validate job that has ended leaves no version in the middle of its life."""
+    version = Version.objects.filter(job=job, state__in=Version.IN_FLIGHT).select_related("run").first()
+    if version is not None:
+        mark_failed(version, job.error or f"Its {job.kind} job ended without finishing it.")
+
+
+def _move(version: Version, expected: tuple[str, ...], **changes: Any) -> None:
+    if Version.objects.filter(pk=version.pk, state__in=expected).update(**changes) != 1:
+        version.refresh_from_db()
+        raise WrongState(f"Version {version.number} is {version.state}, not {' or '.join(expected)}; nothing was changed.")
+    version.refresh_from_db(fields=list(changes))
+
+
+def _lock(run: Run) -> Run:
+    """Serialises commits and transitions of one run; readers are not held up."""
+    return Run.objects.select_related("project").select_for_update(of=["self"], no_key=True).get(pk=run.pk)
+
+
+def _same_manifest(existing: Version, sent: Submission) -> Version:
+    anchor = Anchor.objects.filter(version=existing).values_list("files", flat=True).first()
+    if existing.manifest_sha256 != sent.manifest_sha256 or (existing.checkpoint_path == "" and anchor != sent.anchor_json):
+        raise _conflict(existing.run, existing.number)
+    return existing
+
+
+def _conflict(run: Run, number: int) -> Refusal:
+    last = Version.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
+    following = 0 if last is None else last + 1
+    what = "was committed with other content" if number < following else "is not the next one"
+    return Refusal(f"Version {number} {what}; the next number is {following}.", code="version_conflict", next=following)
+
+
+def _require_place(run: Run, number: int, epoch: int) -> Epoch:
+    last = Version.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
+    if number != (0 if last is None else last + 1):
+        raise _conflict(run, number)
+    current = Epoch.objects.select_related("from_version").filter(run=run).order_by("-number")[0]
+    if epoch != current.number:
+        raise Refusal(
+            f"The run is in epoch {current.number}, not {epoch}; ask for the run again and start from its latest version.",
+            code="wrong_epoch",
+            epoch=current.number,
+        )
+    return current
+
+
+def _require_parent(run: Run, epoch: Epoch, parent: int | None, manifest: Manifest | None) -> Version | None:
+    """The row of the parent, which must be the newest version of the epoch that has not failed."""
+    newest = Version.objects.filter(run=run, epoch=epoch).exclude(state=State.FAILED).order_by("-number").first()
+    expected = newest or epoch.from_version
+    if parent is None:
+        if newest is None:
+            return None
+        raise _wrong_parent(expected)
+    row = Version.objects.filter(run=run, number=parent).first()
+    if row is None or row.state == State.FAILED:
+        why = "does not exist" if row is None else "failed"
+        last = "there is none yet" if expected is None else f"that is version {expected.number}"
+        raise Refusal(
+            f"Version {parent} {why}; publish against the last version that did not fail: {last}.", code="parent_not_ready"
+        )
+    if row != expected:
+        raise _wrong_parent(expected)
+    if manifest is not None:
+        _require_parent_state(row, manifest)
+    return row
+
+
+def _require_parent_state(parent: Version, manifest: Manifest) -> None:
+    if not parent.state_digest:
+        raise Refusal(f"Version {parent.number} is still being built; wait until it is ready.", code="parent_not_ready")
+    if manifest.parent is None or manifest.parent.state != parent.state_digest:
+        raise Refusal(
+            f"The patch starts from another state than version {parent.number} has; build it against the published version.",
+            code="wrong_parent",
+            parent=parent.number,
+        )
+
+
+def _wrong_parent(expected: Version | None) -> Refusal:
+    said = "no parent" if expected is None else f"version {expected.number} as its parent"
+    return Refusal(f"The next version must name {said}.", code="wrong_parent", parent=expected and expected.number)
+
+
+def _require_inventory(
+    run: Run, epoch: Epoch, parent: Version | None, manifest: Manifest, *, besides: Version | None = None
+) -> None:
+    """One inventory per epoch; a patch never changes it."""
+    of_epoch = Version.objects.filter(run=run, epoch=epoch, inventory__isnull=False).exclude(state=State.FAILED)
+    if besides is not None:
+        of_epoch = of_epoch.exclude(pk=besides.pk)
+    first = of_epoch.select_related("inventory").order_by("number").first()
+    if first is None and manifest.patch is not None:
+        first = parent
+    if first is not None and first.inventory is not None:
+        submission.require_same_inventory(run, first.inventory.sha256, manifest.inventory.sha256)
+
+
+def _fill(version: Version, sent: Submission) -> None:
+    manifest = sent.manifest
+    inventory = submission.read_inventory(version.run_id, manifest.inventory.sha256)
+    version.inventory, _ = Inventory.objects.get_or_create(
+        run_id=version.run_id,
+        sha256=manifest.inventory.sha256,
+        defaults={
+            "tensors": len(inventory.tensors),
+            "elements": inventory.elements,
+            "full_bytes": inventory.full_bytes,
+        },
+    )
+    version.state_digest = manifest.state
+    version.manifest_sha256 = sent.manifest_sha256
+    version.digests_sha256 = manifest.digests.sha256
+    version.envelope = sent.envelope
+    version.step = manifest.step if manifest.step is not None else version.step
+    version.elements, version.full_bytes = manifest.elements, manifest.full_bytes
+    version.side_files = [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in manifest.side_files]
+    if manifest.patch is not None:
+        version.changed = manifest.patch.changed
+        version.patch_bytes = sum(part.size for part in manifest.patch.parts)
+
+
+def _attach(version: Version, sent: Submission, rows: dict[str, Blob], anchor_kind: str) -> None:
+    """The rows of the version's patch and anchor."""
+    if sent.manifest.patch is not None and version.parent is not None:
+        patch = Patch.objects.create(
+            run=version.run, from_version=version.parent, to_version=version, bytes=version.patch_bytes or 0
+        )
+        PatchPart.objects.bulk_create(
+            PatchPart(patch=patch, index=index, blob=rows[part.sha256])
+            for index, part in enumerate(sent.manifest.patch.parts)
+        )
+    if sent.anchor is not None:
+        size = sum(file.blob.size for file in sent.anchor)
+        Anchor.objects.create(version=version, kind=anchor_kind, files=sent.anchor_json, bytes=size)
+
+
+def _queue(version: Version, kind: str, actor: str) -> None:
+    """Queues the version's job behind that of the version before it: readiness goes in the order of the numbers."""
+    before = (
+        Version.objects.filter(run=version.run, number__lt=version.number, state__in=Version.IN_FLIGHT)
+        .filter(job__isnull=False)
+        .order_by("-number")
+        .select_related("job")
+        .first()
+    )
+    job, _ = jobs.enqueue(
+        kind,
+        version.run,
+        {"version": version.number},
+        f"{kind}:{version.run_id}:{version.number}",
+        requested_by=actor,
+        after=before.job if before else None,
+    )
+    version.job = job
+    version.save(update_fields=["job"])
+    audit.record(version.run.project, actor, "version.commit", _named(version), after={"state_digest": version.state_digest})
+
+
+def _named(version: Version) -> str:
+    return f"run {version.run.name} version {version.number}"
