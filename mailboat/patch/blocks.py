@@ -32,6 +32,9 @@ class Encoded:
     dense: Bytes
 
 
+UNCHANGED = Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCode:
     """A block as the table and the streams give it: `changed` of `elements`, each `width` bytes, ranked by `order`."""
@@ -58,7 +61,7 @@ def encode(scratch: Scratch, old: Words, new: Words, positions: Positions, eleme
     """Encode a block of `elements` that differs at `positions`; the smallest encoding wins."""
     changed = positions.size
     if changed == 0:
-        return Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        return UNCHANGED
     compiled = kernels()
     r = rice_parameter(elements, changed)
     position_bytes = -(-int(compiled.rice_bits(positions, r)) // 8)

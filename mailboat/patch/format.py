@@ -13,7 +13,7 @@ from mailboat.checkpoint.inventory import Tensor
 FORMAT = "mailboat-patch-1"
 BLOCK_ELEMENTS = 1 << 20
 CHUNK_BYTES = 1 << 17
-MAX_HEADER_BYTES = 1 << 24
+MAX_HEADER_BYTES = 1 << 22
 MAX_TABLE_BYTES = 1 << 26
 MAX_TENSOR_BYTES = 1 << 62
 MAX_TENSORS = 1 << 22
@@ -92,6 +92,11 @@ class Geometry:
             row, column = divmod(element, self.row_elements)
             return row * -(-self.row_elements // BLOCK_ELEMENTS) + column // BLOCK_ELEMENTS
         return element // (BLOCK_ELEMENTS // self.row_elements * self.row_elements)
+
+    def piece(self, first: int, elements: int) -> tuple[int, int, int]:
+        """(bytes of a row, or of the cut of one row, in a block; its first row; first word in that row), as sums take it."""
+        row, column = divmod(first, self.row_elements)
+        return min(self.row_elements, elements) * self.width, row, column * self.width // 8
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return (self.block(number) for number in range(self.blocks))

@@ -187,7 +187,7 @@ class _Reader:
         size = np.dtype(dtype).itemsize * count
         if size > len(self._raw) - self._at:
             _refuse("it ends too early")
-        column = np.frombuffer(self._raw, dtype, count, self._at)
+        column = np.frombuffer(self._raw, dtype, count, self._at).copy()
         self._at += size
         return column
 
@@ -201,7 +201,7 @@ def _block_counts(columns: dict[str, Column]) -> list[int]:
     elements, row, width, changed = (columns[name] for name in ("elements", "row_elements", "width", "changed"))
     if not np.isin(width, (1, 2, 4, 8)).all():
         _refuse("an element width other than 1, 2, 4, 8")
-    if (elements > MAX_TENSOR_BYTES // width).any() or (changed > elements).any():
+    if (elements > MAX_TENSOR_BYTES // width.astype(np.uint64)).any() or (changed > elements).any():
         _refuse("counts beyond the shape")
     if ((row == 0) != (elements == 0)).any() or (elements % np.maximum(row, 1) != 0).any():
         _refuse("rows that do not divide their tensor")
