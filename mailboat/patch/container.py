@@ -252,7 +252,7 @@ class PatchFile:
 
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
-        if canonical.depth(raw) > 4:
+        if canonical.nested_beyond(raw, 4):
             raise ValueError
         document = json.loads(raw.decode(), object_pairs_hook=canonical.unique_pairs, parse_int=canonical.bounded_integer)
     except (ValueError, RecursionError):
