@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import Any, NoReturn
 
 from mailboat.errors import MailboatError
@@ -17,8 +16,10 @@ from mailboat.errors import MailboatError
 MAX_DEPTH = 16
 MAX_INTEGER = 2**63 - 1
 _MAX_DIGITS = 20
+_DEPTH_COUNTED = 64
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 def encode(value: object) -> bytes:
@@ -27,9 +28,14 @@ def encode(value: object) -> bytes:
 
 
 def depth(data: bytes) -> int:
-    """Return how deeply arrays and objects are nested in JSON bytes, without parsing them."""
-    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
-    return max(accumulate(1 if byte in b"[{" else -1 for byte in brackets), default=0)
+    """Return how deeply JSON bytes nest arrays and objects, without parsing them; beyond 64, or unbalanced, is 65."""
+    brackets = _STRING.sub(b"", data).translate(_ONE_KIND, _NOT_BRACKETS)
+    levels = 0
+    while brackets and levels <= _DEPTH_COUNTED:
+        inner = brackets.replace(b"[]", b"")  # takes the innermost level away
+        levels = levels + 1 if len(inner) < len(brackets) else _DEPTH_COUNTED + 1
+        brackets = inner
+    return levels
 
 
 def unique_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,21 +7,31 @@ digests are BLAKE3 and decide what a state is.  Formats and formulas: docs/forma
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from mailboat.checkpoint.inventory import Inventory, Tensor
 from mailboat.checkpoint.side_files import SideFile
-from mailboat.checkpoint.source import TensorSource
+from mailboat.checkpoint.source import Bytes, TensorSource
+from mailboat.compiled import sum_rows
 from mailboat.errors import DigestMismatch
 
 Sums = NDArray[np.uint64]
 Strong = NDArray[np.uint8]
 Progress = Callable[[int], None]
+TILE = 8 << 20
+DIGEST_BYTES = 32
+SUM_BYTES = 16
+_WORD = 8
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +56,16 @@ class State:
     def from_parts(cls, inventory: Inventory, digests: bytes, side_files: tuple[SideFile, ...]) -> State:
         """Join what a manifest names; raise DigestMismatch when the blob's size doesn't fit the inventory."""
         count = len(inventory.tensors)
-        if len(digests) != count * 48:
-            raise DigestMismatch(f"The digests blob has {len(digests)} bytes where {count} tensors need {count * 48}.")
+        if len(digests) != count * (SUM_BYTES + DIGEST_BYTES):
+            raise DigestMismatch(
+                f"The digests blob has {len(digests)} bytes where {count} tensors need {count * (SUM_BYTES + DIGEST_BYTES)}."
+            )
         sums = np.frombuffer(digests, "<u8", count * 2).astype(np.uint64).reshape(count, 2)
-        strong = np.frombuffer(digests, np.uint8, count * 32, count * 16).reshape(count, 32).copy()
+        strong = (
+            np.frombuffer(digests, np.uint8, count * DIGEST_BYTES, count * SUM_BYTES)
+            .reshape(count, DIGEST_BYTES)
+            .copy()
+        )
         return cls(inventory, sums, strong, side_files)
 
 
@@ -73,11 +89,129 @@ def seeds(tensor: Tensor) -> tuple[int, int]:
     return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:16], "little")
 
 
+def sum_slice(
+    tensor: Tensor, data: Bytes, *, row0: int, rows: int, column0: int = 0, column_bytes: int
+) -> tuple[int, int]:
+    """Return what a slice of a tensor adds to its two sums: the slices of a partition add up to them modulo 2^64.
+
+    `data`: the bytes [column0, column0 + column_bytes) of the rows [row0, row0 + rows), row after row. `column0` must be a
+    multiple of 8, and so must the end unless it is the end of the row; raises ValueError for other cuts, since they divide
+    a word and can't be checked in place.
+    """
+    end = column0 + column_bytes
+    if not (0 <= row0 and 0 <= rows and row0 + rows <= tensor.rows and 0 <= column0 <= end <= tensor.row_bytes):
+        raise ValueError(f"the slice does not lie inside {tensor.name}")
+    if column0 % _WORD or (end % _WORD and end != tensor.row_bytes):
+        raise ValueError(f"the slice of {tensor.name} cuts a 64-bit word; it can't be checked in place")
+    if data.size != rows * column_bytes:
+        raise ValueError(f"the slice of {tensor.name} has {data.size} bytes, not {rows * column_bytes}")
+    out = np.zeros(2, np.uint64)
+    if data.size:
+        seed_a, seed_b = seeds(tensor)
+        sum_rows(data, column_bytes, row0, column0 // _WORD, np.uint64(seed_a), np.uint64(seed_b), out)
+    return int(out[0]), int(out[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A run of a tensor's bytes that holds whole rows or a word-aligned piece of one: what one pass reads at a time."""
+
+    offset: int
+    nbytes: int
+    row: int
+    word: int
+    piece_bytes: int
+
+
+def tiles(tensor: Tensor, limit: int = TILE) -> Iterator[Tile]:
+    """Cut a tensor into tiles of at most `limit` bytes (a multiple of 8), in the order of its bytes."""
+    rows, row_bytes = tensor.rows, tensor.row_bytes
+    if 0 < row_bytes <= limit:
+        step = limit // row_bytes
+        for row in range(0, rows, step):
+            count = min(step, rows - row)
+            yield Tile(row * row_bytes, count * row_bytes, row, 0, row_bytes)
+        return
+    for row in range(rows):
+        for column in range(0, row_bytes, limit):
+            count = min(limit, row_bytes - column)
+            yield Tile(row * row_bytes + column, count, row, column // _WORD, count)
+
+
 def measure(source: TensorSource, *, threads: int | None = None, progress: Progress | None = None) -> State:
-    """Read every tensor once and return its sums and strong digests."""
-    raise NotImplementedError
+    """Read every tensor once and return its sums and strong digests.
+
+    Memory: one tile (8 MiB) per thread. `progress` is called with the bytes of each tile as it is done, one call at a time.
+    Raises CheckpointChanged when the source is a checkpoint that changed meanwhile.
+    """
+    sums, strong = _measure(source, threads, progress, with_strong=True)
+    return State(source.inventory, sums, strong, source.side_files)
 
 
 def measure_sums(source: TensorSource, *, threads: int | None = None, progress: Progress | None = None) -> Sums:
-    """Read every tensor once and return its sums, uint64 (N, 2)."""
-    raise NotImplementedError
+    """Read every tensor once and return its sums, uint64 (N, 2); otherwise as `measure`."""
+    return _measure(source, threads, progress, with_strong=False)[0]
+
+
+def _measure(
+    source: TensorSource, threads: int | None, progress: Progress | None, *, with_strong: bool
+) -> tuple[Sums, Strong]:
+    tensors = source.inventory.tensors
+    scan = _Scan(source, progress, with_strong=with_strong)
+    count = max(1, min(threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS), len(tensors)))
+    if count == 1:
+        scan.work()
+    else:
+        with ThreadPoolExecutor(count, "measure") as pool:
+            for done in [pool.submit(scan.work) for _ in range(count)]:
+                done.result()
+    if check := getattr(source, "check_unchanged", None):
+        check()
+    return scan.sums, scan.strong
+
+
+class _Scan:
+    """One pass over a source, shared by its threads: each takes the next tensor, the largest first."""
+
+    def __init__(self, source: TensorSource, progress: Progress | None, *, with_strong: bool) -> None:
+        self._source = source
+        self._progress = progress
+        self._with_strong = with_strong
+        self._lock = Lock()
+        self._failed = False
+        tensors = source.inventory.tensors
+        self._left = iter(sorted(range(len(tensors)), key=lambda index: -tensors[index].nbytes))
+        self.sums: Sums = np.zeros((len(tensors), 2), np.uint64)
+        self.strong: Strong = np.zeros((len(tensors), DIGEST_BYTES), np.uint8)
+
+    def work(self) -> None:
+        """Measure tensors until none is left or another thread has failed."""
+        buffer = np.empty(TILE, np.uint8)
+        try:
+            while not self._failed:
+                with self._lock:
+                    index = next(self._left, None)
+                if index is None:
+                    return
+                self._tensor(index, buffer)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _tensor(self, index: int, buffer: Bytes) -> None:
+        tensor = self._source.inventory.tensors[index]
+        seed_a, seed_b = (np.uint64(seed) for seed in seeds(tensor))
+        digest = blake3() if self._with_strong else None
+        for tile in tiles(tensor):
+            if self._failed:
+                return
+            data = buffer[: tile.nbytes]
+            self._source.read(index, tile.offset, data)
+            sum_rows(data, tile.piece_bytes, tile.row, tile.word, seed_a, seed_b, self.sums[index])
+            if digest is not None:
+                digest.update(data.data)
+            if self._progress is not None:
+                with self._lock:
+                    self._progress(tile.nbytes)
+        if digest is not None:
+            self.strong[index] = np.frombuffer(digest.digest(), np.uint8)

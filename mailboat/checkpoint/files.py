@@ -106,7 +106,9 @@ def _read_header(descriptor: int, size: int, path: Path) -> Header:
     if len(prefix) < PREFIX or length > size - PREFIX:
         raise CheckpointError(f"{path} is cut short or not a safetensors file; fetch or write it again.")
     if length > MAX_HEADER:
-        raise CheckpointError(f"The header of {path} has {length} bytes, more than the {MAX_HEADER} that safetensors allows.")
+        raise CheckpointError(
+            f"The header of {path} has {length} bytes, more than the {MAX_HEADER} that safetensors allows."
+        )
     raw = bytearray(prefix)
     while len(raw) < PREFIX + length:
         if not (piece := os.pread(descriptor, PREFIX + length - len(raw), len(raw))):
@@ -221,7 +223,9 @@ class Checkpoint:
         described, identity = self._side[path]
         data = read_bounded(self.path / path, MAX_SIDE_BYTES)
         if len(data) != described.size or _Identity.of((self.path / path).stat()) != identity:
-            raise CheckpointChanged(f"{self.path / path} changed while the checkpoint was read; try again when it rests.")
+            raise CheckpointChanged(
+                f"{self.path / path} changed while the checkpoint was read; try again when it rests."
+            )
         return data
 
     def check_unchanged(self) -> None:
@@ -267,7 +271,11 @@ class Checkpoint:
     def _check_alias(self, alias: tuple[Shard, Entry], kept: tuple[Shard, Entry]) -> None:
         """Refuse a stored copy of a tied tensor that isn't the same bits."""
         first, second = alias[1], kept[1]
-        same = (first.dtype, first.shape, first.end - first.begin) == (second.dtype, second.shape, second.end - second.begin)
+        same = (first.dtype, first.shape, first.end - first.begin) == (
+            second.dtype,
+            second.shape,
+            second.end - second.begin,
+        )
         shard, start, nbytes = self._place(*alias)
         other, other_start, _ = self._place(*kept)
         mine, theirs = np.empty(_COMPARED, np.uint8), np.empty(_COMPARED, np.uint8)
@@ -294,7 +302,9 @@ def _check_index(folder: Path, index: Index, shards: list[Shard]) -> None:
     named = set(index.weight_map.items())
     if missing := sorted(named - held):
         name, shard = missing[0]
-        raise CheckpointError(f"{folder / index.name} names {name} in {shard}, which does not hold it ({len(missing)} in all).")
+        raise CheckpointError(
+            f"{folder / index.name} names {name} in {shard}, which does not hold it ({len(missing)} in all)."
+        )
     if extra := sorted(held - named):
         name, shard = extra[0]
         raise CheckpointError(f"{folder / shard} holds {name}, which {index.name} does not name ({len(extra)} in all).")

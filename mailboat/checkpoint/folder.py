@@ -57,7 +57,9 @@ def find_shards(folder: Path) -> tuple[list[str], Index | None]:
         if SINGLE in files and SINGLE not in index.shards:
             raise CheckpointError(f"{folder} holds {SINGLE} and an index that does not name it; keep only one of them.")
         if missing := [name for name in index.shards if name not in files]:
-            raise CheckpointError(f"{folder / index.name} names {missing[0]}, which is not there; fetch the missing shards.")
+            raise CheckpointError(
+                f"{folder / index.name} names {missing[0]}, which is not there; fetch the missing shards."
+            )
         return index.shards, index
     if not files:
         raise CheckpointError(f"{folder} holds no {TENSOR_FILE} file, so it is not a checkpoint.")
@@ -117,7 +119,9 @@ def side_paths(folder: Path) -> list[str]:
             raise CheckpointError(f"{folder} holds more than {MAX_SIDE_FILES} files; is it a checkpoint?")
     for path in found:
         if problem := path_problem(path):
-            raise CheckpointError(f"The side file {path!a} of {folder} can't be carried: its name {problem}; rename it.")
+            raise CheckpointError(
+                f"The side file {path!a} of {folder} can't be carried: its name {problem}; rename it."
+            )
     return sorted(found)
 
 
@@ -138,7 +142,9 @@ def hash_side_file(folder: Path, path: str) -> tuple[SideFile, os.stat_result]:
     with (folder / path).open("rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointChanged(f"{folder / path} changed while the checkpoint was opened; try again when it rests.")
+            raise CheckpointChanged(
+                f"{folder / path} changed while the checkpoint was opened; try again when it rests."
+            )
         if status.st_size > MAX_SIDE_BYTES:
             raise CheckpointError(
                 f"{folder / path} has {status.st_size >> 20} MiB, more than the {MAX_SIDE_BYTES >> 20} MiB allowed beside "

@@ -150,9 +150,7 @@ class Inventory:
     @classmethod
     def from_bytes(cls, data: bytes) -> Inventory:
         """Parse canonical bytes strictly; raise CheckpointError for anything else."""
-        document = canonical.decode(
-            data, what="The inventory", error=CheckpointError, max_bytes=MAX_BYTES, max_depth=4
-        )
+        document = canonical.decode(data, what="The inventory", error=CheckpointError, max_bytes=MAX_BYTES, max_depth=4)
         try:
             if document.keys() != {"aliases", "format", "quantiser", "tensors"} or document["format"] != FORMAT:
                 raise ValueError("its fields are not those of mailboat-inventory-1")
@@ -208,7 +206,9 @@ class Inventory:
             said = "aliases or quantiser differ"
             names = sorted(set(self.aliases.items()) ^ set(other.aliases.items()))  # type: ignore[assignment]
             names = [pair[0] for pair in names]
-        raise InventoryMismatch(f"The tensors do not match ({said}); publish the same tensors or start a new run.", names)
+        raise InventoryMismatch(
+            f"The tensors do not match ({said}); publish the same tensors or start a new run.", names
+        )
 
 
 def _tensor(row: Any) -> Tensor:
