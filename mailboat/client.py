@@ -1,0 +1,363 @@
+"""The typed REST client of trainers and islands: one method per call, over urllib3.
+
+Calls that may be repeated without harm are retried with growing, jittered pauses when the connection fails or the server says
+502, 503 or 504. It must never repeat a call that is not idempotent, never follow a redirect with the credential, and never put a
+credential into an error's text. Bulk bytes (resume, verification) are the subject of `mailboat.transfer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError, LocationParseError, SSLError
+from urllib3.response import BaseHTTPResponse
+
+from mailboat.errors import ApiError, Conflict, MailboatError, NotFound, Unauthorised, Unreachable
+from mailboat.manifest import Envelope
+from mailboat.replies import (
+    AnchorFile,
+    Enrolment,
+    HeartbeatReply,
+    Plan,
+    RunInfo,
+    Upload,
+    VersionInfo,
+    bad_reply,
+)
+
+ATTEMPTS = 6
+FIRST_PAUSE = 0.2  # seconds; doubled each time, with jitter
+LONGEST_PAUSE = 5.0
+MAX_DOCUMENT = 256 << 20  # bytes of one JSON answer or small blob held in memory
+TRANSIENT = frozenset({502, 503, 504})
+
+Sleep = Callable[[float], object]
+Head = tuple[Envelope, str]  # the envelope and its ETag
+
+
+def pause_before(attempt: int) -> float:
+    """Seconds to wait before try number ``attempt`` (from 1): doubled each time, bounded, with half of it random."""
+    longest = min(LONGEST_PAUSE, FIRST_PAUSE * float(2 ** (attempt - 1)))
+    return longest * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
+
+
+class Api:
+    """The calls of one project.
+
+    ``server`` is the control plane's address (``https://host[:port][/prefix]``), ``token`` a bearer token, ``ca_file`` a PEM
+    file of certificate authorities. ``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY`` and ``SSL_CERT_FILE`` are honoured. ``sleep``
+    waits between tries (an island passes one that wakes when it is told to stop). Safe to use from several threads.
+    """
+
+    def __init__(  # noqa: PLR0913 - one keyword for each property of the connection
+        self,
+        server: str,
+        project: str,
+        token: str | None = None,
+        *,
+        ca_file: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+        attempts: int = ATTEMPTS,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        address = urlsplit(server)
+        if address.scheme not in {"http", "https"} or not address.hostname:
+            raise Unreachable(f"{server!r} is not a server address; write it as https://host[:port]")
+        self.server = server.rstrip("/")
+        self.project = project
+        self.token = token
+        self.attempts = attempts
+        self.sleep = sleep
+        self._timeout = timeout
+        self._base = f"{self.server}/api/v1/projects/{quote(project, safe='')}"
+        self._pool = _pool(address.scheme, address.hostname, ca_file)
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        self._pool.clear()
+
+    # -- runs and versions
+
+    def create_run(self, name: str, *, served_format: str = "") -> None:
+        """Creates a run; one of that name that exists is fine."""
+        body = {"name": name} | ({"served_format": served_format} if served_format else {})
+        try:
+            self._json("POST", "runs", body)
+        except Conflict:
+            return
+
+    def run(self, run: str) -> RunInfo:
+        """A run with its current epoch and newest ready version."""
+        return RunInfo.parse(self._json("GET", _path("runs", run)))
+
+    def open_epoch(self, run: str, from_version: int, reason: str) -> int:
+        """Starts a new epoch and returns its number. Not retried: each success opens one more."""
+        body = self._json("POST", _path("runs", run, "epochs"), {"from_version": from_version, "reason": reason}, retry=False)
+        if not isinstance(body, Mapping) or not isinstance(body.get("number"), int):
+            raise bad_reply("an epoch's number")
+        return int(body["number"])
+
+    def commit_version(self, run: str, envelope: Envelope, anchor: Iterable[AnchorFile] | None = None) -> VersionInfo:
+        """Commits a version by its manifest. The same manifest again is the same version, so a lost answer is retried."""
+        files = None if anchor is None else [file.as_json() for file in anchor]
+        body = {"envelope": json.loads(envelope.to_json()), "anchor": files}
+        return VersionInfo.parse(self._json("POST", _path("runs", run, "versions"), body))
+
+    def commit_checkpoint(
+        self, run: str, checkpoint: str, *, number: int, parent: int | None, epoch: int, step: int | None = None
+    ) -> VersionInfo:
+        """Asks the server's workers to build a version from a checkpoint under one of their allowed roots."""
+        body: dict[str, Any] = {"checkpoint": checkpoint, "number": number, "parent": parent, "epoch": epoch}
+        if step is not None:
+            body["step"] = step
+        return VersionInfo.parse(self._json("POST", _path("runs", run, "versions"), body))
+
+    def version(self, run: str, number: int) -> VersionInfo:
+        """One version."""
+        return VersionInfo.parse(self._json("GET", _path("runs", run, "versions", str(number))))
+
+    def newest_version(self, run: str) -> VersionInfo | None:
+        """The version with the highest number, in whatever state; None in an empty run."""
+        body = self._json("GET", _path("runs", run, "versions"), query={"limit": 1})
+        results = body.get("results") if isinstance(body, Mapping) else None
+        if not isinstance(results, list):
+            raise bad_reply("a list of versions")
+        return VersionInfo.parse(results[0]) if results else None
+
+    # -- blobs
+
+    def begin_upload(self, run: str, sha256: str, size: int) -> Upload:
+        """Announces a blob: it exists already, or an upload to continue at an offset."""
+        return Upload.parse(self._json("POST", _path("runs", run, "blobs"), {"sha256": sha256, "size": size}))
+
+    def send_piece(self, run: str, upload: str, offset: int, piece: bytes | memoryview) -> int:
+        """Sends bytes at ``offset``; returns the server's offset afterwards. Never retried here: the caller asks for the offset."""
+        headers = {"Upload-Offset": str(offset), "Content-Type": "application/octet-stream"}
+        path = _path("runs", run, "blobs", "uploads", upload)
+        response = self.request("PATCH", path, body=bytes(piece), headers=headers, retry=False, accept={409})
+        return _offset_of(response, default=offset + len(piece) if response.status != 409 else None)
+
+    def upload_offset(self, run: str, upload: str) -> int:
+        """How many bytes of an upload the server holds."""
+        return _offset_of(self.request("HEAD", _path("runs", run, "blobs", "uploads", upload)), default=None)
+
+    def open_blob(self, run: str, sha256: str, *, start: int = 0) -> BaseHTTPResponse:
+        """Opens a blob from byte ``start`` as a stream of raw bytes. One try: `mailboat.transfer` resumes and verifies.
+
+        The status is 200 (from zero), 206 or 416. The caller reads with ``decode_content=False`` and releases the connection.
+        """
+        headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
+        path = _path("runs", run, "blobs", sha256)
+        return self.request("GET", path, headers=headers, retry=False, stream=True, accept={416})
+
+    # -- islands
+
+    def head(
+        self, run: str, channel: str, *, after: int | None = None, wait: float = 0, etag: str | None = None
+    ) -> Head | None:
+        """The channel's head, or None when there is none yet or ``etag`` still matches after ``wait`` seconds (at most 60).
+
+        One try: the caller's loop is the retry.
+        """
+        query: dict[str, Any] = {} if after is None else {"after": after}
+        if wait:
+            query["wait"] = int(wait)
+        response = self.request(
+            "GET",
+            _path("runs", run, "channels", channel, "head"),
+            query=query,
+            headers={"If-None-Match": etag} if etag else {},
+            retry=False,
+            timeout=self._timeout + wait,
+            accept={304},
+        )
+        if response.status in {204, 304}:
+            return None
+        return Envelope.from_json(response.data), response.headers.get("ETag", "")
+
+    def plan(self, run: str, *, from_digest: str | None, to: int) -> Plan:
+        """The route to version ``to``. Raises Conflict ``unknown_base`` or ``no_route``."""
+        query = {"to": to} | ({"from_digest": from_digest} if from_digest else {})
+        return Plan.parse(self._json("GET", _path("runs", run, "plan"), query=query))
+
+    def enrol(self, token: str, about: Mapping[str, Any]) -> Enrolment:
+        """Trades a one-time token for a credential. One try: a lost answer has used the token up."""
+        return Enrolment.parse(self._json("POST", "islands/enrol", {"token": token, **about}, retry=False))
+
+    def heartbeat(self, island: str, body: Mapping[str, Any]) -> HeartbeatReply:
+        """Says what the island holds and does; the answer carries commands. One try: the next beat comes anyway."""
+        return HeartbeatReply.parse(self._json("POST", _path("islands", island, "heartbeat"), body, retry=False))
+
+    def report_sync(self, island: str, report: Mapping[str, Any]) -> None:
+        """Reports the outcome of a sync. A repeated report is harmless."""
+        self._json("POST", _path("islands", island, "syncs"), report)
+
+    def answer_challenge(self, island: str, challenge: str, answer: Mapping[str, Any]) -> None:
+        """Answers a verify challenge."""
+        self._json("POST", _path("islands", island, "challenges", challenge), answer)
+
+    # -- operators
+
+    def create_enrolment_token(self, run: str, name: str, **about: str) -> Mapping[str, Any]:
+        """Makes a one-time token for an island: ``{id, token, command, expires_at}``. Not retried."""
+        return self._object("POST", "enrolment-tokens", {"run": run, "name": name, **about}, retry=False)
+
+    def fleet(self) -> Mapping[str, Any]:
+        """Islands, their versions and health."""
+        return self._object("GET", "fleet")
+
+    def create_job(self, kind: str, **params: Any) -> Mapping[str, Any]:
+        """Starts a replay or verify job; a duplicate joins the unfinished one."""
+        return self._object("POST", "jobs", {"kind": kind, **params})
+
+    def job(self, job: str) -> Mapping[str, Any]:
+        """A job with its events."""
+        return self._object("GET", _path("jobs", job))
+
+    # -- transport
+
+    def _object(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Mapping[str, Any]:
+        answer = self._json(method, path, body, retry=retry)
+        if not isinstance(answer, Mapping):
+            raise bad_reply("an object")
+        return answer
+
+    def _json(
+        self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, retry: bool = True
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        response = self.request(method, path, body=data, query=query or {}, headers=headers, retry=retry)
+        if not response.data:
+            return {}
+        try:
+            return json.loads(response.data)
+        except (ValueError, RecursionError):
+            raise bad_reply("it is not JSON") from None
+
+    def request(  # noqa: PLR0913 - the one place where a request is made
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: bool = True,
+        stream: bool = False,
+        timeout: float | None = None,
+        accept: Iterable[int] = (),
+    ) -> BaseHTTPResponse:
+        """Makes one call and returns its answer when it is a success or one of ``accept``; else raises a typed error."""
+        url = f"{self._base}/{path}" + (f"?{urlencode(query)}" if query else "")
+        sent = {"Accept": "application/json", "User-Agent": "mailboat", **(headers or {})}
+        if self.token:
+            sent["Authorization"] = f"Bearer {self.token}"
+        tries = self.attempts if retry else 1
+        for attempt in range(1, tries + 1):
+            try:
+                return self._once(method, url, body, sent, timeout or self._timeout, stream=stream, accept=accept)
+            except (Unreachable, ApiError) as error:
+                transient = isinstance(error, Unreachable) or error.status in TRANSIENT
+                if not transient or attempt == tries:
+                    raise
+            self.sleep(pause_before(attempt))
+        raise AssertionError("unreachable")
+
+    def _once(  # noqa: PLR0913
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        *,
+        stream: bool,
+        accept: Iterable[int],
+    ) -> BaseHTTPResponse:
+        limits = urllib3.Timeout(connect=min(10.0, timeout), read=timeout)
+        try:
+            response = self._pool.request(
+                method, url, body=body, headers=dict(headers), timeout=limits, retries=False, redirect=False,
+                preload_content=False,
+            )  # fmt: skip
+            if 200 <= response.status < 300 or response.status in set(accept):
+                if not stream:
+                    self._load(response)
+                return response
+            self._load(response)
+        except SSLError as error:
+            raise Unreachable(f"the certificate of {self.server} is not trusted ({error}); give its CA file") from error
+        except LocationParseError as error:
+            raise Unreachable(f"{self.server!r} is not a server address; write it as https://host[:port]") from error
+        except (HTTPError, OSError) as error:
+            raise Unreachable(f"{self.server} can't be reached ({_cause(error)}); check the address and the network") from error
+        raise _problem(response)
+
+    def _load(self, response: BaseHTTPResponse) -> None:
+        """Reads a whole bounded answer into ``response.data`` and gives the connection back."""
+        data = response.read(MAX_DOCUMENT + 1, decode_content=True)
+        if len(data) > MAX_DOCUMENT:
+            response.close()
+            raise bad_reply("it is longer than any answer")
+        response._body = data  # type: ignore[attr-defined]  # so that .data gives what was read here
+        response.release_conn()
+
+
+def _path(*parts: str) -> str:
+    return "/".join(quote(part, safe="") for part in parts)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason, without addresses of objects."""
+    reason = getattr(error, "reason", None)
+    inner = reason if isinstance(reason, BaseException) else error
+    text = str(inner).rsplit(": ", 1)[-1]
+    return text or type(inner).__name__
+
+
+def _pool(scheme: str, host: str, ca_file: str | os.PathLike[str] | None) -> urllib3.PoolManager:
+    options: dict[str, Any] = {"maxsize": 4, "block": False}
+    if scheme == "https":
+        try:
+            options["ssl_context"] = ssl.create_default_context(cafile=None if ca_file is None else os.fspath(ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise MailboatError(f"the CA file {os.fspath(ca_file or '')!r} can't be used ({error})") from error
+    proxy = urllib.request.getproxies().get(scheme)
+    if proxy and not urllib.request.proxy_bypass(host):
+        return urllib3.ProxyManager(proxy, **options)
+    return urllib3.PoolManager(**options)
+
+
+def _offset_of(response: BaseHTTPResponse, *, default: int | None) -> int:
+    text = response.headers.get("Upload-Offset")
+    if text is not None and text.isascii() and text.isdigit():
+        return int(text)
+    if default is None:
+        raise bad_reply("the header Upload-Offset")
+    return default
+
+
+def _problem(response: BaseHTTPResponse) -> ApiError:
+    """The typed error of a problem document, or of any other answer that is not a success."""
+    code, detail = f"http_{response.status}", f"the server answered {response.status}"
+    try:
+        body = json.loads(response.data)
+    except (ValueError, RecursionError):
+        body = None
+    if isinstance(body, dict):
+        code = body["code"] if isinstance(body.get("code"), str) else code
+        detail = next((body[key] for key in ("detail", "title") if isinstance(body.get(key), str)), detail)
+    kinds = {401: Unauthorised, 403: Unauthorised, 404: NotFound, 409: Conflict}
+    return kinds.get(response.status, ApiError)(response.status, code, detail)

@@ -1,0 +1,76 @@
+"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder.
+
+A reader sees the old bytes or the new ones, never a mixture. It must never be used for bulk data in a loop: each call waits for
+the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from mailboat.errors import DiskFull
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable (where the file system can)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replaces a small file atomically and durably. Raises DiskFull, with the temporary file removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_full_as_error(path.parent), removed_on_failure(temporary):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Gives a complete file or folder its name. ``target`` must not exist as a non-empty folder."""
+    os.replace(source, target)
+    sync_folder(target.parent)
+    if source.parent != target.parent:
+        sync_folder(source.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with everything in it; absent is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """Gives the space of ``path`` back when the block fails."""
+    try:
+        yield
+    except BaseException:
+        remove(path)
+        raise
+
+
+@contextlib.contextmanager
+def disk_full_as_error(folder: Path) -> Iterator[None]:
+    """Turns the system's "no space left" inside the block into DiskFull naming ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise DiskFull(f"the disk of {folder} is full; free some space there") from error

@@ -1,0 +1,94 @@
+"""The heartbeat: a thread that says what the island holds and does, and carries out the commands that come back.
+
+It must never stop because of an answer: a control plane that is away or refuses is tried again at the next beat.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from mailboat.client import Api
+from mailboat.errors import MailboatError
+from mailboat.island.challenge import answer
+from mailboat.island.holding import Holding, Say
+from mailboat.island.stop import Stop
+
+IDLE, FETCHING, PREPARING, COMMITTING, ERROR = "idle", "fetching", "preparing", "committing", "error"
+
+
+@dataclass
+class Status:
+    """What the island is doing: a phase and, in `error`, the reason in a sentence."""
+
+    phase: str = IDLE
+    reason: str = ""
+
+
+class Heartbeat:
+    """Beats every ``seconds`` (the server may change it) and at once after `wake`."""
+
+    def __init__(  # noqa: PLR0913
+        self, api: Api, island: str, holding: Holding, status: Status, seconds: float, stop: Stop, say: Say
+    ) -> None:
+        self.enabled = True
+        self.refused = ""
+        self._api = api
+        self._island = island
+        self._holding = holding
+        self._status = status
+        self._seconds = seconds
+        self._stop = stop
+        self._say = say
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Starts beating."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Beats now."""
+        self._wake.set()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the thread after the stop was asked for."""
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stop.is_set:
+            self._wake.clear()
+            try:
+                self._beat()
+                self.refused = ""
+            except MailboatError as error:
+                self._note_refusal(error)
+            except Exception as error:  # noqa: BLE001 - a defect here must not make the island look lost
+                self._note_refusal(error)
+            self._wake.wait(self._seconds)
+
+    def _note_refusal(self, error: Exception) -> None:
+        if self.refused != str(error):
+            self.refused = str(error)
+            self._say(f"heartbeat: {error}")
+
+    def _beat(self) -> None:
+        held = self._holding.held
+        body = {
+            "version": held and held.version,
+            "digest": held and held.state,
+            "epoch": held and held.epoch,
+            "phase": self._status.phase,
+            "reason": self._status.reason,
+            "time": time.time(),
+        }
+        reply = self._api.heartbeat(self._island, body)
+        self._seconds = max(0.05, reply.heartbeat_seconds)
+        if reply.enabled != self.enabled:
+            self.enabled = reply.enabled
+            self._say("following the channel again" if reply.enabled else "disabled by the control plane: holding still")
+        for command in reply.challenges:
+            self._api.answer_challenge(self._island, command.challenge, answer(self._holding, command))

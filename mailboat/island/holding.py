@@ -1,0 +1,271 @@
+"""What the island holds: base, log, marker, image and engine, moved together from one published version to the next.
+
+The order of a move: parts durable in the log, decoded and proven against the image, intent durable, bytes written, everything
+scanned, marker. A kill between any two of them is finished or taken back by `recover`. It must never write anything before the
+overlay was proven, and never claim a version that was not scanned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mailboat.checkpoint.files import Checkpoint
+from mailboat.digest import State
+from mailboat.durable import disk_full_as_error, remove
+from mailboat.errors import MailboatError, StoreError
+from mailboat.image import Image, Overlay
+from mailboat.island.engines.checkpoint import CheckpointEngine
+from mailboat.island.marker import Base, LogEntry, Marker
+from mailboat.island.store import Store
+from mailboat.manifest import Manifest
+from mailboat.replies import PatchStep
+from mailboat.route import Documents, open_proven, prove, published
+
+Say = Callable[[str], None]
+
+
+class Prepared:
+    """A patch that was decoded and proven, ready to be committed or dropped."""
+
+    def __init__(self, marker: Marker, overlay: Overlay, target: State) -> None:
+        self.marker = marker
+        self.overlay = overlay
+        self.target = target
+
+    def close(self) -> None:
+        """Gives the overlay's memory back."""
+        self.overlay.close()
+
+
+class Holding:
+    """The island's weights. One thread moves them; others may read under `lock`, when `image` is not None."""
+
+    def __init__(self, store: Store, engine: CheckpointEngine, documents: Documents, image: Path | None, say: Say) -> None:
+        self.lock = threading.RLock()
+        self.marker: Marker | None = None
+        self.image: Image | None = None
+        self._store = store
+        self._engine = engine
+        self._documents = documents
+        self._chosen = image
+        self._say = say
+
+    def close(self) -> None:
+        """Closes the image; its bytes stay for the next start."""
+        with self.lock:
+            self._drop_image()
+
+    @property
+    def held(self) -> Marker | None:
+        """The version held and scanned, or None."""
+        return self.marker if self.image is not None else None
+
+    # -- after a start, and after damage
+
+    def recover(self) -> None:
+        """Brings marker and image together again: from the image when it is whole, else from base and log, else nothing is held.
+
+        Needs no network when the store is whole.
+        """
+        with self.lock:
+            self._drop_image()
+            for marker in self._candidates():
+                if self._open_image(marker) or self._rebuild(marker):
+                    if marker != self.marker:
+                        self._store.set_marker(marker)
+                    self.marker = marker
+                    self._store.drop_intent()
+                    return
+            self._store.forget()
+            self.marker = None
+
+    def _candidates(self) -> list[Marker]:
+        """What may be held, best first: where a commit was going, then the marker. Another run's is dropped."""
+        found = []
+        for read in (self._store.intent, self._store.marker):
+            try:
+                marker = read()
+            except StoreError as error:
+                self._say(str(error))
+                continue
+            if marker is not None and marker.run != self._documents.run_id:
+                self._say("The store holds another run's version; the island seeds itself again.")
+            elif marker is not None:
+                found.append(marker)
+        return found
+
+    def _open_image(self, marker: Marker) -> bool:
+        folder = self._store.image_folder(self._chosen, 0)
+        if not folder.exists():
+            return False
+        try:
+            image = Image.open(folder)
+        except MailboatError:
+            return False  # interrupted in a commit: base and log make it again
+        try:
+            if image.digest == marker.state:
+                self._engine.verify(image)
+                self.image = image
+                return True
+        except MailboatError as error:
+            self._say(f"The image is damaged ({error}) and is rebuilt.")
+        image.close()
+        return False
+
+    def _rebuild(self, marker: Marker) -> bool:
+        """Makes the image again from base and log."""
+        started = time.monotonic()
+        try:
+            manifest = self._documents.manifest(marker.manifest, number=marker.version)
+            aliases = self._documents.state(manifest).inventory.aliases
+            checkpoint, state = open_proven(Path(marker.base.path), aliases, marker.base.state)
+            with checkpoint:
+                image = self._create_image(checkpoint, state)
+            try:
+                for entry in marker.log:
+                    self._replay(image, entry)
+                self._engine.verify(image)
+            except BaseException:
+                image.close()
+                raise
+        except (MailboatError, OSError) as error:
+            self._say(f"Version {marker.version} can't be rebuilt from the store: {error}")
+            return False
+        self.image = image
+        self._say(f"version {marker.version}  rebuilt from the store in {time.monotonic() - started:.2f} s")
+        return True
+
+    def _replay(self, image: Image, entry: LogEntry) -> None:
+        if not self._store.has_entry(entry):
+            raise StoreError(f"The log entry {entry.name} is missing or damaged.")
+        target = self._documents.state(self._documents.manifest(entry.manifest, number=entry.version))
+        overlay = image.prepare(self._store.part_paths(entry), target, scratch=self._store.incoming)
+        try:
+            self._engine.commit(image, overlay)
+        finally:
+            overlay.close()
+
+    # -- moving
+
+    def seed(self, manifest: Manifest, serial: int, checkpoint: Checkpoint, state: State, base: Base) -> None:
+        """Starts from a full checkpoint whose strong digests were compared with the manifest."""
+        marker = self._marker_of(manifest, serial, base, ())
+        with self.lock:
+            self._store.set_intent(marker)
+            self._drop_image()
+            image = self._create_image(checkpoint, state)
+            self._engine.verify(image)
+            self._store.set_marker(marker)
+            self._store.drop_intent()
+            self.marker, self.image = marker, image
+
+    def entry_of(self, manifest: Manifest, step: PatchStep) -> LogEntry:
+        """The log entry that a step of a plan becomes."""
+        if self.held is None:
+            raise StoreError("Nothing is held that a patch could be applied to.")
+        return LogEntry(
+            name=self._store.entry_name(manifest.number, step.parts),
+            version=manifest.number,
+            epoch=manifest.epoch,
+            origin=self.held.state,
+            state=manifest.state,
+            manifest=step.manifest,
+            inventory=manifest.inventory.sha256,
+            digests=manifest.digests.sha256,
+            parts=step.parts,
+        )
+
+    def prepare(self, manifest: Manifest, target: State, entry: LogEntry, serial: int) -> Prepared:
+        """Decodes a log entry against the image and proves the result; nothing is touched."""
+        held, image = self.held, self.image
+        if held is None or image is None:
+            raise StoreError("Nothing is held that a patch could be applied to.")
+        overlay = image.prepare(self._store.part_paths(entry), target, scratch=self._store.incoming)
+        try:
+            if not published(manifest, held.state, entry.parts):
+                prove(image, overlay, target)
+        except BaseException:
+            overlay.close()
+            raise
+        marker = self._marker_of(manifest, serial, held.base, (*held.log, entry))
+        return Prepared(marker, overlay, target)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Writes a prepared patch. If it fails the image is uncertain and dropped: `recover` finishes or takes it back."""
+        if self.image is None:
+            raise StoreError("Nothing is held that a patch could be applied to.")
+        with self.lock:
+            self._store.set_intent(prepared.marker)
+            try:
+                self._engine.commit(self.image, prepared.overlay)
+            except BaseException:
+                self._drop_image()
+                raise
+
+    def confirm(self, prepared: Prepared) -> None:
+        """Scans everything that is held, then moves the marker. Until then the old version is what is claimed."""
+        if self.image is None:
+            raise StoreError("The image is gone; it is rebuilt.")
+        try:
+            self._engine.verify(self.image)
+        except (MailboatError, OSError):
+            # Bytes that do not match: neither this image nor the way that led to it is trusted.
+            with self.lock:
+                self._drop_image()
+            self._store.drop_intent()
+            raise
+        with self.lock:
+            self._store.set_marker(prepared.marker)
+            self._store.drop_intent()
+            self.marker = prepared.marker
+
+    def relabel(self, manifest: Manifest, serial: int) -> None:
+        """Moves to a version with the very same state: nothing travels, but the bytes are scanned before the label moves."""
+        held, image = self.held, self.image
+        if held is None or image is None or held.state != manifest.state:
+            raise StoreError("Another state is held than the one to be labelled.")
+        self._engine.verify(image)
+        marker = self._marker_of(manifest, serial, held.base, held.log)
+        with self.lock:
+            self._store.set_marker(marker)
+            self.marker = marker
+
+    def tidy(self) -> None:
+        """Removes from the store what the marker does not need."""
+        if self.marker is not None:
+            self._store.collect(self.marker)
+            self._store.drop_incoming()
+
+    def _marker_of(self, manifest: Manifest, serial: int, base: Base, log: tuple[LogEntry, ...]) -> Marker:
+        return Marker(
+            run=manifest.run,
+            epoch=manifest.epoch,
+            version=manifest.number,
+            state=manifest.state,
+            manifest=manifest.sha256,
+            inventory=manifest.inventory.sha256,
+            digests=manifest.digests.sha256,
+            serial=serial,
+            base=base,
+            log=log,
+        )
+
+    def _create_image(self, checkpoint: Checkpoint, state: State) -> Image:
+        folder = self._store.image_folder(self._chosen, state.inventory.full_bytes)
+        with disk_full_as_error(folder.parent):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            return Image.create(folder, checkpoint, state)
+
+    def _drop_image(self) -> None:
+        if self.image is not None:
+            self.image.close()
+            self.image = None
+
+    def discard_image(self) -> None:
+        """Removes the image's files: the next `recover` rebuilds it."""
+        with self.lock:
+            self._drop_image()
+            remove(self._store.image_folder(self._chosen, 0))

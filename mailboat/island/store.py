@@ -1,0 +1,234 @@
+"""The island's store: base (never written), log (append-only), marker; everything else in it can be rebuilt.
+
+    STORE/base/NNNNNN-<digest>/   a full checkpoint, complete before it has this name
+    STORE/log/NNNNNN-<digest>/    one patch: its parts, complete before the folder has this name
+    STORE/log/documents/<sha256>  manifests, inventories and digests, so that a restart works without the network
+    STORE/incoming/               downloads under way; continued after a crash, never read as anything else
+    STORE/marker.json             which base and how much of the log make the version held
+    STORE/intent.json             where a commit under way leads, so that a restart finishes it
+    STORE/credential.json (0600) · STORE/serial.json · STORE/report.json · STORE/lock
+
+It must never write inside a base or a log entry, and never let two processes use one store.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mailboat.durable import disk_full_as_error, remove, rename_durably, sync_folder, write_durably
+from mailboat.errors import StoreError
+from mailboat.island.marker import Base, LogEntry, Marker
+from mailboat.manifest import BlobRef
+from mailboat.transfer import file_blob
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - tmpfs by that name on Linux; the folder inside is 0700
+SPARE = 64 << 20  # bytes of shared memory left free for others
+
+
+class Store:
+    """A store in ``root``, locked for this process until `close`. Raises StoreError when another process uses it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        with disk_full_as_error(self.root):
+            for folder in (self.root, self.base_folder, self.log_folder, self.documents, self.incoming):
+                folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.root / "lock")
+
+    @property
+    def base_folder(self) -> Path:
+        """Holds the bases."""
+        return self.root / "base"
+
+    @property
+    def log_folder(self) -> Path:
+        """Holds the log entries."""
+        return self.root / "log"
+
+    @property
+    def documents(self) -> Path:
+        """Holds documents by SHA-256."""
+        return self.root / "log" / "documents"
+
+    @property
+    def incoming(self) -> Path:
+        """Holds downloads under way."""
+        return self.root / "incoming"
+
+    def close(self) -> None:
+        """Lets another process use the store."""
+        os.close(self._lock)
+
+    # -- marker
+
+    def marker(self) -> Marker | None:
+        """The marker, or None. Raises StoreError when it is damaged."""
+        return Marker.read(self.root / "marker.json")
+
+    def set_marker(self, marker: Marker) -> None:
+        """Makes ``marker`` the truth."""
+        marker.write(self.root / "marker.json")
+
+    def intent(self) -> Marker | None:
+        """The marker that a commit under way leads to, or None. Everything that it names is durable and proven."""
+        return Marker.read(self.root / "intent.json")
+
+    def set_intent(self, marker: Marker) -> None:
+        """Notes durably where a commit leads, before it touches anything."""
+        marker.write(self.root / "intent.json")
+
+    def drop_intent(self) -> None:
+        """The commit ended, or was given up."""
+        (self.root / "intent.json").unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Removes the marker: the island then seeds itself again. Base and log go when the next marker is collected for."""
+        self.drop_intent()
+        (self.root / "marker.json").unlink(missing_ok=True)
+        sync_folder(self.root)
+
+    def collect(self, marker: Marker) -> None:
+        """Removes bases, log entries and documents that ``marker`` does not name."""
+        kept_log = {entry.name for entry in marker.log} | {"documents"}
+        for folder in self.log_folder.iterdir():
+            if folder.name not in kept_log:
+                remove(folder)
+        for folder in self.base_folder.iterdir():
+            if str(folder) != marker.base.path:
+                remove(folder)
+        kept = {marker.manifest, marker.inventory, marker.digests} | {
+            sha256 for entry in marker.log for sha256 in (entry.manifest, entry.inventory, entry.digests)
+        }
+        for document in self.documents.iterdir():
+            if document.name not in kept:
+                remove(document)
+
+    # -- base
+
+    def base_name(self, version: int, state: str) -> Path:
+        """Where the base of a version has its place."""
+        return self.base_folder / f"{version:06d}-{state[:16]}"
+
+    def adopt_base(self, folder: Path, version: int, state: str) -> Base:
+        """Gives a complete, verified checkpoint in `incoming` its place as a base."""
+        place = self.base_name(version, state)
+        remove(place)
+        _sync_tree(folder)
+        rename_durably(folder, place)
+        return Base(path=str(place), version=version, state=state)
+
+    # -- log
+
+    def entry_name(self, version: int, parts: tuple[BlobRef, ...]) -> str:
+        """The name of a log entry: its version and a digest of its parts, so that two routes never share a folder."""
+        digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+        return f"{version:06d}-{digest[:16]}"
+
+    def part_paths(self, entry: LogEntry) -> tuple[Path, ...]:
+        """The files of an entry in the log."""
+        return tuple(self.log_folder / entry.name / f"part-{index}.mbp" for index in range(len(entry.parts)))
+
+    def has_entry(self, entry: LogEntry) -> bool:
+        """Whether the log holds an entry with the right bytes; one with wrong bytes is removed."""
+        paths = self.part_paths(entry)
+        if not (self.log_folder / entry.name).is_dir():
+            return False
+        if all(path.is_file() and file_blob(path) == part for path, part in zip(paths, entry.parts, strict=True)):
+            return True
+        remove(self.log_folder / entry.name)
+        return False
+
+    def append(self, entry: LogEntry, folder: Path) -> None:
+        """Makes an entry whose verified parts lie in ``folder`` durable."""
+        place = self.log_folder / entry.name
+        remove(place)
+        sync_folder(folder)
+        rename_durably(folder, place)
+
+    # -- documents
+
+    def document(self, sha256: str) -> bytes | None:
+        """A document with its digest checked again, or None."""
+        path = self.documents / sha256
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(data).hexdigest() != sha256:
+            remove(path)
+            return None
+        return data
+
+    def keep_document(self, sha256: str, data: bytes) -> None:
+        """Keeps a document durably."""
+        write_durably(self.documents / sha256, data)
+
+    # -- small notes
+
+    def note(self, name: str) -> dict[str, Any] | None:
+        """A small JSON note (credential, serial, report), or None when absent or unreadable."""
+        try:
+            body = json.loads((self.root / f"{name}.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return body if isinstance(body, dict) else None
+
+    def set_note(self, name: str, body: Mapping[str, Any] | None) -> None:
+        """Writes a note durably, readable by its owner alone; None removes it."""
+        path = self.root / f"{name}.json"
+        if body is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_durably(path, json.dumps(body, sort_keys=True).encode(), mode=0o600)
+
+    def drop_incoming(self) -> None:
+        """Throws away what earlier downloads left."""
+        for path in self.incoming.iterdir():
+            remove(path)
+
+    # -- image
+
+    def image_folder(self, chosen: Path | None, needed: int) -> Path:
+        """Where the image lies: ``chosen``, else shared memory when ``needed`` bytes fit, else inside the store.
+
+        An image that exists already stays where it is.
+        """
+        if chosen is not None:
+            return chosen.absolute()
+        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
+        shared = SHARED_MEMORY / f"mailboat-{os.getuid()}" / name
+        here = self.root / "image"
+        for folder in (shared, here):
+            if folder.exists():
+                return folder
+        if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free < needed + SPARE:
+            return here
+        shared.parent.mkdir(mode=0o700, exist_ok=True)
+        if shared.parent.stat().st_uid != os.getuid():
+            return here
+        return shared
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise
+        raise StoreError(f"Another process uses the store {path.parent}; stop it or choose another --store.") from error
+    return descriptor
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        sync_folder(Path(parent))

@@ -1,0 +1,263 @@
+"""What the control plane answers, as frozen data. Parsing is tolerant of fields that a newer server adds and strict about those
+that are used; it must never guess a value that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mailboat.errors import ApiError
+from mailboat.manifest import BlobRef
+
+Json = Mapping[str, Any]
+
+
+def bad_reply(what: str) -> ApiError:
+    """The error for an answer that does not follow the API: usually a proxy or another service at that address."""
+    return ApiError(200, "bad_reply", f"the server's answer is not a Mailboat answer ({what}); check the server's address")
+
+
+def _get(body: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+    value = body.get(key) if isinstance(body, Mapping) else None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise bad_reply(f"field {key!r}")
+    return value
+
+
+def _optional(body: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+    if not isinstance(body, Mapping):
+        raise bad_reply(f"field {key!r}")
+    return None if body.get(key) is None else _get(body, key, kind)
+
+
+def _blob(body: Any) -> BlobRef:
+    sha256 = _get(body, "sha256", str)
+    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        raise bad_reply("a blob's sha256")
+    size = _get(body, "size", int)
+    if size < 0:
+        raise bad_reply("a blob's size")
+    return BlobRef(sha256=sha256, size=size)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyVersion:
+    """Number and state digest of a version that is ready."""
+
+    number: int
+    state_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run: its UUID, its current epoch and its newest ready version."""
+
+    id: str
+    name: str
+    epoch: int
+    latest_ready: ReadyVersion | None
+
+    @classmethod
+    def parse(cls, body: Any) -> RunInfo:
+        """Reads the body of ``GET runs/{run}``."""
+        ready = _optional(body, "latest_ready", Mapping)
+        return cls(
+            id=_get(body, "id", str),
+            name=_get(body, "name", str),
+            epoch=_get(_get(body, "epoch", Mapping), "number", int),
+            latest_ready=ready and ReadyVersion(_get(ready, "number", int), _get(ready, "state_digest", str)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version as the server records it. ``state`` is its life cycle, ``state_digest`` its contents."""
+
+    number: int
+    state: str
+    reason: str
+    state_digest: str | None
+    manifest: str | None
+    changed: int | None
+    elements: int | None
+    full_bytes: int | None
+    patch_bytes: int | None
+    job: str | None
+
+    @classmethod
+    def parse(cls, body: Any) -> VersionInfo:
+        """Reads one version."""
+        manifest = _optional(body, "manifest", Mapping)
+        job = body.get("job")
+        return cls(
+            number=_get(body, "number", int),
+            state=_get(body, "state", str),
+            reason=_optional(body, "reason", str) or "",
+            state_digest=_optional(body, "state_digest", str) or None,
+            manifest=manifest and _get(manifest, "sha256", str),
+            changed=_optional(body, "changed", int),
+            elements=_optional(body, "elements", int),
+            full_bytes=_optional(body, "full_bytes", int),
+            patch_bytes=_optional(body, "patch_bytes", int),
+            job=None if job is None else str(job.get("id") if isinstance(job, Mapping) else job),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorFile:
+    """One file of an anchor: POSIX path relative to the checkpoint folder, and the blob with its bytes."""
+
+    path: str
+    blob: BlobRef
+
+    @classmethod
+    def parse(cls, body: Any) -> AnchorFile:
+        """Reads ``{path, sha256, size}``; a path that leaves the folder is refused."""
+        path = _get(body, "path", str)
+        parts = path.split("/")
+        if not path or "\\" in path or "\0" in path or any(part in {"", ".", ".."} for part in parts):
+            raise bad_reply("an anchor's path leaves its folder")
+        return cls(path=path, blob=_blob(body))
+
+    def as_json(self) -> dict[str, Any]:
+        """The form in which the API carries it."""
+        return {"path": self.path, "sha256": self.blob.sha256, "size": self.blob.size}
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorStep:
+    """Start from the full checkpoint of ``version``."""
+
+    version: int
+    manifest: str
+    files: tuple[AnchorFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStep:
+    """Go from version ``origin`` to version ``to`` by these parts."""
+
+    origin: int
+    to: int
+    manifest: str
+    parts: tuple[BlobRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A route. ``origin`` is the version held (None: nothing), ``bytes`` what travels."""
+
+    origin: int | None
+    to: int
+    bytes: int
+    steps: tuple[AnchorStep | PatchStep, ...]
+
+    @classmethod
+    def parse(cls, body: Any) -> Plan:
+        """Reads the body of ``GET runs/{run}/plan``; a step of an unknown kind is refused, never skipped."""
+        return cls(
+            origin=_optional(body, "from", int),
+            to=_get(body, "to", int),
+            bytes=_get(body, "bytes", int),
+            steps=tuple(_step(step) for step in _get(body, "steps", list)),
+        )
+
+
+def _step(body: Any) -> AnchorStep | PatchStep:
+    kind = _get(body, "kind", str)
+    manifest = _get(body, "manifest", str)
+    if kind == "anchor":
+        files = tuple(AnchorFile.parse(file) for file in _get(body, "files", list))
+        if len({file.path for file in files}) != len(files):
+            raise bad_reply("an anchor names a file twice")
+        return AnchorStep(_get(body, "version", int), manifest, files)
+    if kind == "patch":
+        parts = tuple(_blob(part) for part in _get(body, "parts", list))
+        return PatchStep(_get(body, "from", int), _get(body, "to", int), manifest, parts)
+    raise bad_reply(f"a step of the unknown kind {kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Where an upload stands: ``exists`` needs no more bytes; else send from ``offset`` to upload ``id``."""
+
+    exists: bool
+    id: str = ""
+    offset: int = 0
+
+    @classmethod
+    def parse(cls, body: Any) -> Upload:
+        """Reads the body of ``POST runs/{run}/blobs``."""
+        if _get(body, "exists", bool):
+            return cls(exists=True)
+        return cls(exists=False, id=str(body.get("upload")), offset=_get(body, "offset", int))
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """What an island gets for its one-time token."""
+
+    island: str
+    name: str
+    credential: str
+    run: str
+    run_id: str
+    channel: str
+    heartbeat_seconds: float
+
+    @classmethod
+    def parse(cls, body: Any) -> Enrolment:
+        """Reads the body of ``POST islands/enrol``."""
+        island = _get(body, "island", Mapping)
+        return cls(
+            island=str(island.get("id")),
+            name=_get(island, "name", str),
+            credential=_get(body, "credential", str),
+            run=_get(body, "run", str),
+            run_id=_get(body, "run_id", str),
+            channel=_get(body, "channel", str),
+            heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeCommand:
+    """Prove possession: keyed BLAKE3 over ``ranges`` of (tensor index, byte offset, byte length)."""
+
+    challenge: str
+    version: int
+    digest: str
+    nonce: bytes
+    ranges: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def parse(cls, body: Any) -> ChallengeCommand:
+        """Reads one challenge command."""
+        try:
+            nonce = bytes.fromhex(_get(body, "nonce", str))
+            ranges = tuple((int(t), int(o), int(n)) for t, o, n in _get(body, "ranges", list))
+        except (TypeError, ValueError):
+            raise bad_reply("a challenge") from None
+        return cls(str(body.get("challenge")), _get(body, "version", int), _get(body, "digest", str), nonce, ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """Commands for the island, the next interval in seconds, and whether it may follow its channel."""
+
+    challenges: tuple[ChallengeCommand, ...]
+    heartbeat_seconds: float
+    enabled: bool
+
+    @classmethod
+    def parse(cls, body: Any) -> HeartbeatReply:
+        """Reads a heartbeat's answer. Commands of kinds that this version does not know are left out."""
+        commands = _get(body, "commands", list)
+        known = [c for c in commands if isinstance(c, Mapping) and c.get("kind") == "challenge"]
+        enabled = _optional(body, "enabled", bool)
+        return cls(
+            challenges=tuple(ChallengeCommand.parse(command) for command in known),
+            heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
+            enabled=enabled is not False,
+        )

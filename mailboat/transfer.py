@@ -1,0 +1,282 @@
+"""Bulk bytes to and from the blob store: resumed at the byte where they stopped, and verified by SHA-256.
+
+It must never leave unverified bytes under the name that the caller asked for: a download grows in a neighbouring `.part` file,
+which survives a crash and is continued, and takes its name only after its digest was checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from mailboat.client import FIRST_PAUSE, MAX_DOCUMENT, TRANSIENT, Api, pause_before
+from mailboat.durable import rename_durably
+from mailboat.errors import ApiError, CheckpointChanged, Conflict, DigestMismatch, DiskFull, MailboatError, NotFound, Unreachable
+from mailboat.manifest import BlobRef
+
+PIECE = 256 << 10  # bytes read, hashed and written at a time
+SENT_AT_ONCE = 8 << 20  # bytes of one PATCH: what a broken connection costs at most
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class Link(Protocol):
+    """Something that makes downloads wait for their bandwidth."""
+
+    def take(self, count: int) -> None:
+        """Waits until ``count`` more bytes may pass."""
+
+
+class WrongBytes(MailboatError):
+    """The server sent something else than the blob: other bytes, another length, another object."""
+
+    code = "wrong_bytes"
+
+
+def file_blob(path: Path) -> BlobRef:
+    """SHA-256 and size of a file, read once."""
+    hasher = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+            size += len(piece)
+    return BlobRef(sha256=hasher.hexdigest(), size=size)
+
+
+def bytes_blob(data: bytes) -> BlobRef:
+    """SHA-256 and size of bytes."""
+    return BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+# -- upload
+
+
+def upload_file(api: Api, run: str, blob: BlobRef, path: Path, *, progress: Callable[[int], None] | None = None) -> int:
+    """Uploads a file; returns the bytes sent (0 when the run has the blob)."""
+
+    def read(offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(length)
+        if len(data) != length:
+            raise CheckpointChanged(f"{path} became shorter while it was uploaded; publish it when nothing writes it")
+        return data
+
+    return _upload(api, run, blob, read, progress)
+
+
+def upload_bytes(api: Api, run: str, data: bytes) -> BlobRef:
+    """Uploads bytes and returns their blob."""
+    blob = bytes_blob(data)
+    _upload(api, run, blob, lambda offset, length: data[offset : offset + length], None)
+    return blob
+
+
+def _upload(
+    api: Api, run: str, blob: BlobRef, read: Callable[[int, int], bytes], progress: Callable[[int], None] | None
+) -> int:
+    sent = failures = 0
+    while True:
+        upload = api.begin_upload(run, blob.sha256, blob.size)
+        if upload.exists:
+            return sent
+        offset = upload.offset
+        try:
+            while True:
+                piece = read(offset, min(SENT_AT_ONCE, blob.size - offset))
+                after = api.send_piece(run, upload.id, offset, piece)
+                sent += max(0, after - offset)
+                failures = failures if after <= offset else 0
+                offset = after
+                if progress:
+                    progress(sent)
+                if offset >= blob.size:
+                    return sent
+        except NotFound:
+            failures += 1  # the upload was completed, or collected, meanwhile: ask again
+            if failures >= api.attempts:
+                raise
+        except (Unreachable, ApiError) as error:
+            transient = isinstance(error, Unreachable) or error.status in TRANSIENT or isinstance(error, Conflict)
+            failures += 1
+            if not transient or failures >= api.attempts:
+                raise
+            api.sleep(pause_before(failures))
+
+
+# -- download
+
+
+def download_bytes(api: Api, run: str, sha256: str, *, limit: int = MAX_DOCUMENT) -> bytes:
+    """A small blob (at most ``limit`` bytes) as verified bytes; fetched again once when wrong bytes came."""
+    failures = wrong = 0
+    while True:
+        try:
+            response = api.open_blob(run, sha256)
+            try:
+                data = response.read(limit + 1, decode_content=False)
+            except (HTTPError, OSError) as error:
+                raise Unreachable(f"the download of blob {sha256[:16]} broke off; try again") from error
+            finally:
+                response.close()
+            if hashlib.sha256(data).hexdigest() == sha256:
+                return data
+            wrong += 1
+            if wrong > 1:
+                raise DigestMismatch(f"the server's bytes for blob {sha256[:16]} have another digest; the blob store is damaged")
+        except (Unreachable, ApiError) as error:
+            failures = _count_failure(api, error, failures)
+        api.sleep(FIRST_PAUSE * wrong)
+
+
+def download(  # noqa: PLR0913
+    api: Api,
+    run: str,
+    blob: BlobRef,
+    out: Path,
+    *,
+    link: Link | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Downloads a blob to ``out``; returns the bytes that travelled. A whole, right ``out`` is kept and costs nothing.
+
+    What an earlier try left in ``out``'s `.part` is continued. A lost connection is resumed while it makes progress; wrong,
+    truncated or changed bytes are fetched once more from zero, then refused with DigestMismatch. On a full disk the partial file
+    is removed and DiskFull raised.
+    """
+    if out.is_file() and file_blob(out) == blob:
+        return 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(out.name + ".part")
+    travelled = failures = wrong = 0
+    while True:
+        before = _size(part)
+        try:
+            travelled += _fetch(api, run, blob, part, link, progress)
+            rename_durably(part, out)
+            return travelled
+        except WrongBytes as error:
+            travelled += max(0, _size(part) - before)
+            part.unlink(missing_ok=True)
+            wrong += 1
+            if wrong > 1:
+                raise DigestMismatch(f"{error}; the copy on the server, or something between, is damaged") from error
+            api.sleep(FIRST_PAUSE)
+        except (Unreachable, ApiError) as error:
+            gained = max(0, _size(part) - before)
+            travelled += gained
+            failures = _count_failure(api, error, 0 if gained else failures)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            part.unlink(missing_ok=True)
+            raise DiskFull(f"the disk of {out.parent} is full; {blob.size:,} bytes are needed there") from error
+
+
+def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> int:
+    """Waits before the next try, or raises when the error is final or the tries are used up."""
+    transient = isinstance(error, Unreachable) or error.status in TRANSIENT
+    if not transient or failures + 1 >= api.attempts:
+        raise error
+    api.sleep(pause_before(failures + 1))
+    return failures + 1
+
+
+def _fetch(
+    api: Api, run: str, blob: BlobRef, part: Path, link: Link | None, progress: Callable[[int], None] | None
+) -> int:
+    """One connection's worth: continues ``part`` to its end and checks it; returns the bytes received."""
+    hasher = hashlib.sha256()
+    with part.open("a+b") as file:
+        held = _hash_held(file, hasher, blob.size)
+        received = 0
+        if held < blob.size or blob.size == 0:
+            response = api.open_blob(run, blob.sha256, start=held)
+            try:
+                if _start_of(response, blob, held) == 0 and held:
+                    hasher, held = hashlib.sha256(), 0
+                    file.truncate(0)
+                received = _receive(response, file, hasher, blob.size - held, link, progress)
+            finally:
+                response.close()
+        file.flush()
+        os.fsync(file.fileno())
+    if hasher.hexdigest() != blob.sha256:
+        raise WrongBytes(f"the bytes received for blob {blob.sha256[:16]} have another digest")
+    return received
+
+
+def _hash_held(file: BinaryIO, hasher: hashlib._Hash, size: int) -> int:
+    """Hashes what an earlier try left; more than the blob's size can't be a part of it and is dropped."""
+    if file.seek(0, os.SEEK_END) > size:
+        file.truncate(0)
+    file.seek(0)
+    held = 0
+    while piece := file.read(1 << 20):
+        hasher.update(piece)
+        held += len(piece)
+    return held
+
+
+def _start_of(response: BaseHTTPResponse, blob: BlobRef, held: int) -> int:
+    """Where the answer's bytes start: ``held`` or 0. Another object, length or range than the one asked for is refused."""
+    etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
+    if etag and etag != blob.sha256:
+        raise WrongBytes(f"the server sent another object for blob {blob.sha256[:16]}")
+    if response.status == 416:
+        raise WrongBytes(f"the server holds fewer bytes of blob {blob.sha256[:16]} than were announced")
+    if response.status == 206:
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not match or (int(match[1]), int(match[3])) != (held, blob.size):
+            raise WrongBytes(f"the server sent another range of blob {blob.sha256[:16]} than the one asked for")
+        return held
+    length = response.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) != blob.size:
+        raise WrongBytes(f"blob {blob.sha256[:16]} has {length} bytes on the server instead of {blob.size}")
+    return 0
+
+
+def _receive(  # noqa: PLR0913
+    response: BaseHTTPResponse,
+    file: BinaryIO,
+    hasher: hashlib._Hash,
+    wanted: int,
+    link: Link | None,
+    progress: Callable[[int], None] | None,
+) -> int:
+    received = 0
+    while True:
+        try:
+            piece = response.read1(PIECE, decode_content=False)
+        except (HTTPError, OSError) as error:
+            raise Unreachable("the connection broke off during a download; it is resumed") from error
+        if not piece:
+            break
+        received += len(piece)
+        if received > wanted:
+            raise WrongBytes("the server sent more bytes than were announced")
+        if link:
+            link.take(len(piece))
+        hasher.update(piece)
+        file.write(piece)
+        if progress:
+            progress(received)
+    if received < wanted:
+        raise Unreachable("the connection broke off during a download; it is resumed")
+    return received
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
