@@ -1,0 +1,87 @@
+"""What the rows of an island mean: health and sync status, each with its reason in words. Derived, never stored.
+
+Two axes that are apart: an island can be healthy and behind, or lost and current. Only a verified report counts as being
+at a version; what a heartbeat claims can only take that away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LATE_BEATS = 3  # heartbeats missed before an island is degraded
+LOST_BEATS = 6  # ... and lost
+CLOCK_TOLERANCE_SECONDS = 60.0
+
+
+class Health(StrEnum):
+    """Whether the island is there and well."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    LOST = "lost"
+    DISABLED = "disabled"
+
+
+class Sync(StrEnum):
+    """Where the island stands against its channel."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    AHEAD = "ahead"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the database knows, with ages by its own clock."""
+
+    enabled: bool
+    phase: str
+    reason: str
+    seconds_since_seen: float | None
+    heartbeat_seconds: int
+    clock_skew_seconds: float | None
+    claimed_version: int | None
+    claimed_digest: str
+    verified_version: int | None
+    verified_digest: str
+    head_version: int | None
+    head_digest: str
+
+
+def health(facts: Facts) -> tuple[Health, str]:
+    """The state and one sentence."""
+    if not facts.enabled:
+        return Health.DISABLED, facts.reason or "Switched off by an operator."
+    if facts.seconds_since_seen is None:
+        return Health.LOST, "Enrolled, but never heard of."
+    silent = int(facts.seconds_since_seen)
+    if facts.seconds_since_seen > LOST_BEATS * facts.heartbeat_seconds:
+        return Health.LOST, f"No heartbeat for {silent} s."
+    if facts.seconds_since_seen > LATE_BEATS * facts.heartbeat_seconds:
+        return Health.DEGRADED, f"The last heartbeat came {silent} s ago."
+    if facts.phase in {"error", "fenced"}:
+        return Health.DEGRADED, facts.reason or f"The island reports {facts.phase}."
+    if facts.clock_skew_seconds is not None and abs(facts.clock_skew_seconds) > CLOCK_TOLERANCE_SECONDS:
+        direction = "ahead" if facts.clock_skew_seconds > 0 else "behind"
+        return Health.HEALTHY, f"Its clock is {abs(int(facts.clock_skew_seconds))} s {direction}."
+    return Health.HEALTHY, "Heartbeats arrive in time."
+
+
+def sync(facts: Facts) -> tuple[Sync, str]:
+    """The state and one sentence."""
+    if facts.head_version is None:
+        return Sync.UNKNOWN, "The channel has no version yet."
+    if facts.verified_version is None:
+        said = f" It reports: {facts.reason}" if facts.reason else ""
+        return Sync.UNKNOWN, f"No verified sync has been reported yet.{said}"
+    if facts.claimed_digest != facts.verified_digest:
+        holds = "nothing" if not facts.claimed_digest else f"{facts.claimed_digest[:12]}"
+        return Sync.UNKNOWN, f"It says that it holds {holds}; its last verified version was {facts.verified_version}."
+    if facts.verified_digest == facts.head_digest and facts.verified_version == facts.head_version:
+        return Sync.CURRENT, f"At version {facts.head_version}."
+    if facts.verified_version > facts.head_version:
+        return Sync.AHEAD, f"At version {facts.verified_version}; the channel went back to {facts.head_version}."
+    why = facts.reason or {"idle": "It has not started the sync yet."}.get(facts.phase, f"It is {facts.phase}.")
+    return Sync.BEHIND, f"At version {facts.verified_version} of {facts.head_version}. {why}"
