@@ -1,7 +1,7 @@
 """Canonical JSON: the exact bytes of inventories, manifests, heads and lists inside patches.
 
-UTF-8, keys sorted by code point, separators "," and ":", no floats, nothing escaped that JSON lets stand.  A reader must
-never accept two spellings of one document: what it parsed is encoded again and has to give the same bytes.
+UTF-8, keys sorted by code point, separators "," and ":", no floats, nothing escaped that JSON lets stand.  A reader
+must never accept two spellings of one document: what it parsed is encoded again and has to give the same bytes.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _no_floats(text: str) -> NoReturn:
 def decode(data: bytes, *, what: str, error: type[MailboatError], max_bytes: int, max_depth: int = MAX_DEPTH) -> Any:
     """Parse canonical JSON strictly, or raise `error` with a sentence about `what`.
 
-    Refused: more than `max_bytes`, deeper than `max_depth`, bad UTF-8, floats, integers beyond 64 bits, duplicate keys and
-    every spelling that `encode` would not produce.
+    Refused: more than `max_bytes`, deeper than `max_depth`, bad UTF-8, floats, integers beyond 64 bits, duplicate keys
+    and every spelling that `encode` would not produce.
     """
     if len(data) > max_bytes:
         raise error(f"{what} has {len(data)} bytes, but at most {max_bytes} are allowed.")

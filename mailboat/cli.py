@@ -1,7 +1,7 @@
 """The `mailboat` command: a thin, lazy front.
 
-Each command lives in `mailboat/commands/` and is imported only when it is called, so that `mailboat --help` stays quick.
-Exit status: 0 success, 2 wrong usage, 1 anything else with one sentence on standard error.
+Each command lives in `mailboat/commands/` and is imported only when it is called, so that `mailboat --help` stays
+quick. Exit status: 0 success, 2 wrong usage, 1 anything else with one sentence on standard error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two digests of a state: fast sums that find faults, strong digests that find forgery.
 
-Sums follow the bytes wherever they lie and can be updated from changed words alone; they protect against nobody.  Strong
-digests are BLAKE3 and decide what a state is.  Formats and formulas: docs/format/digests.md.
+Sums follow the bytes wherever they lie and can be updated from changed words alone; they protect against nobody.
+Strong digests are BLAKE3 and decide what a state is.  Formats and formulas: docs/format/digests.md.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ class State:
     def from_parts(cls, inventory: Inventory, digests: bytes, side_files: tuple[SideFile, ...]) -> State:
         """Join what a manifest names; raise DigestMismatch when the blob's size doesn't fit the inventory."""
         count = len(inventory.tensors)
-        if len(digests) != count * (SUM_BYTES + DIGEST_BYTES):
-            raise DigestMismatch(
-                f"The digests blob has {len(digests)} bytes where {count} tensors need {count * (SUM_BYTES + DIGEST_BYTES)}."
-            )
+        needed = count * (SUM_BYTES + DIGEST_BYTES)
+        if len(digests) != needed:
+            raise DigestMismatch(f"The digests blob has {len(digests)} bytes where {count} tensors need {needed}.")
         sums = np.frombuffer(digests, "<u8", count * 2).astype(np.uint64).reshape(count, 2)
         strong = (
             np.frombuffer(digests, np.uint8, count * DIGEST_BYTES, count * SUM_BYTES)
@@ -94,12 +93,12 @@ def sum_slice(
 ) -> tuple[int, int]:
     """Return what a slice of a tensor adds to its two sums: the slices of a partition add up to them modulo 2^64.
 
-    `data`: the bytes [column0, column0 + column_bytes) of the rows [row0, row0 + rows), row after row. `column0` must be a
-    multiple of 8, and so must the end unless it is the end of the row; raises ValueError for other cuts, since they divide
-    a word and can't be checked in place.
+    `data`: the bytes [column0, column0 + column_bytes) of the rows [row0, row0 + rows), row after row. `column0` must
+    be a multiple of 8, and so must the end unless it is the end of the row; raises ValueError for other cuts, since
+    they divide a word and can't be checked in place.
     """
     end = column0 + column_bytes
-    if not (0 <= row0 and 0 <= rows and row0 + rows <= tensor.rows and 0 <= column0 <= end <= tensor.row_bytes):
+    if not (row0 >= 0 and rows >= 0 and row0 + rows <= tensor.rows and 0 <= column0 <= end <= tensor.row_bytes):
         raise ValueError(f"the slice does not lie inside {tensor.name}")
     if column0 % _WORD or (end % _WORD and end != tensor.row_bytes):
         raise ValueError(f"the slice of {tensor.name} cuts a 64-bit word; it can't be checked in place")
@@ -141,8 +140,8 @@ def tiles(tensor: Tensor, limit: int = TILE) -> Iterator[Tile]:
 def measure(source: TensorSource, *, threads: int | None = None, progress: Progress | None = None) -> State:
     """Read every tensor once and return its sums and strong digests.
 
-    Memory: one tile (8 MiB) per thread. `progress` is called with the bytes of each tile as it is done, one call at a time.
-    Raises CheckpointChanged when the source is a checkpoint that changed meanwhile.
+    Memory: one tile (8 MiB) per thread. `progress` is called with the bytes of each tile as it is done, one call at a
+    time. Raises CheckpointChanged when the source is a checkpoint that changed meanwhile.
     """
     sums, strong = _measure(source, threads, progress, with_strong=True)
     return State(source.inventory, sums, strong, source.side_files)

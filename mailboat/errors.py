@@ -1,8 +1,10 @@
 """Every error that the library raises on purpose.
 
-Each has a stable `code` (what the API sends and programs compare) and a text of one sentence that says what is wrong and
-what to do about it.  Nothing here may import the rest of the library.
+Each has a stable `code` (what the API sends and programs compare) and a text of one sentence that says what is wrong
+and what to do about it.  Nothing here may import the rest of the library.
 """
+
+# ruff: noqa: N818 - the names are those of the design and say what happened
 
 from __future__ import annotations
 

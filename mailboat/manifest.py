@@ -1,7 +1,7 @@
 """Manifest, head and envelope: the documents that define versions and point at them, as exact bytes.
 
-A document is canonical JSON inside a DSSE envelope that can carry signatures; what is signed is the exact payload, so nothing
-may ever be encoded again between publisher and island.  Formats: docs/format/manifest.md.
+A document is canonical JSON inside a DSSE envelope that can carry signatures; what is signed is the exact payload, so
+nothing may ever be encoded again between publisher and island.  Formats: docs/format/manifest.md.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ class PatchRef:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a version is. `elements` are coding elements, `full_bytes` the bytes of all tensors, `state` the state digest.
+    """What a version is. `elements` are coding elements, `full_bytes` the bytes of all tensors, `state` the state
+    digest.
 
-    `parent` and `patch` are null for a version that stands alone; a patch needs a parent. `step` is the trainer's own count.
+    `parent` and `patch` are null for a version that stands alone; a patch needs a parent. `step` is the trainer's own
+    count.
     """
 
     run: str
@@ -142,10 +144,11 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a channel points: version, manifest (SHA-256 of its bytes), state digest; `issued`, `expires` in Unix seconds.
+    """Where a channel points: version, manifest (SHA-256 of its bytes), state digest; `issued`, `expires` in Unix
+    seconds.
 
-    `serial` grows by one with every head of a channel, `generation` with every restore of the registry: an island never goes
-    back in (generation, serial).
+    `serial` grows by one with every head of a channel, `generation` with every restore of the registry: an island never
+    goes back in (generation, serial).
     """
 
     run: str

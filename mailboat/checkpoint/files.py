@@ -1,7 +1,7 @@
 """Checkpoints on disk as tensor sources.
 
-Bytes are read by pread, never mapped: a file that is cut short has to be an error, not a signal that ends the process.  A
-checkpoint is never written here, and what changes while it is read is refused.
+Bytes are read by pread, never mapped: a file that is cut short has to be an error, not a signal that ends the process.
+A checkpoint is never written here, and what changes while it is read is refused.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Shard:
 
     def read(self, offset: int, out: Bytes) -> None:
         """Fill `out` from byte `offset` of the file."""
-        view = memoryview(out)
+        view = out.data
         while view:
             count = os.preadv(self.descriptor, [view], offset)
             if count == 0:
@@ -161,8 +161,8 @@ class Checkpoint:
     def open(cls, path: Path | str, *, aliases: Mapping[str, str] | None = None) -> Checkpoint:
         """Open a checkpoint strictly.
 
-        `aliases` replaces what config.json declares. Raises CheckpointError for anything damaged, incomplete or unclear, and
-        CheckpointChanged when files change meanwhile.
+        `aliases` replaces what config.json declares. Raises CheckpointError for anything damaged, incomplete or
+        unclear, and CheckpointChanged when files change meanwhile.
         """
         path = Path(path)
         shards: list[Shard] = []
@@ -212,7 +212,7 @@ class Checkpoint:
         return Layout(shards, index, self.is_folder, self.path)
 
     def read(self, index: int, offset: int, out: Bytes) -> None:
-        """Fill `out` with the bytes [offset, offset + len(out)) of tensor `index`; CheckpointChanged when they are gone."""
+        """Fill `out` with the bytes [offset, offset + len(out)) of tensor `index`, or raise CheckpointChanged."""
         shard, start, nbytes = self._places[index]
         if offset < 0 or offset + out.size > nbytes:
             raise ValueError("read beyond the tensor")

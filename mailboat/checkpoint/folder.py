@@ -106,7 +106,8 @@ def read_bounded(path: Path, limit: int) -> bytes:
 def side_paths(folder: Path) -> list[str]:
     """Return the relative POSIX paths of a folder's side files, sorted.
 
-    Symlinked files are followed, as a Hugging Face cache needs; a symlinked folder or a broken link raises CheckpointError.
+    Symlinked files are followed, as a Hugging Face cache needs; a symlinked folder or a broken link raises
+    CheckpointError.
     """
     found: list[str] = []
     pending = [""]
@@ -147,8 +148,8 @@ def hash_side_file(folder: Path, path: str) -> tuple[SideFile, os.stat_result]:
             )
         if status.st_size > MAX_SIDE_BYTES:
             raise CheckpointError(
-                f"{folder / path} has {status.st_size >> 20} MiB, more than the {MAX_SIDE_BYTES >> 20} MiB allowed beside "
-                "the tensors; move it out of the checkpoint."
+                f"{folder / path} has {status.st_size >> 20} MiB, more than the {MAX_SIDE_BYTES >> 20} MiB allowed "
+                "beside the tensors; move it out of the checkpoint."
             )
         digest, size = hashlib.sha256(), 0
         while chunk := file.read(_CHUNK):

@@ -1,8 +1,8 @@
 """The header of a safetensors file, parsed strictly.
 
-A header is the first thing that a hostile file gets to say, so nothing is allocated on its word: its length is checked before
-it is read, its nesting before it is parsed, and every tensor's range against its dtype, its shape and the file.  Unaligned data
-is accepted, and an unknown dtype takes its size from its range.  Format: docs/format/checkpoint.md.
+A header is the first thing that a hostile file gets to say, so nothing is allocated on its word: its length is checked
+before it is read, its nesting before it is parsed, and every tensor's range against its dtype, its shape and the file.
+Unaligned data is accepted, and an unknown dtype takes its size from its range.  Format: docs/format/checkpoint.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`raw`: the file's bytes before its data, length prefix included. `entries`: its tensors in the order of their data."""
+    """`raw`: the file's bytes before its data, length prefix included.
+
+    `entries`: its tensors in the order of their data.
+    """
 
     raw: bytes
     entries: tuple[Entry, ...]
@@ -59,7 +62,7 @@ class _Objects:
         if found.keys() == _FIELDS and not all(isinstance(value, str) for value in found.values()):
             return _range(found)
         self.plain += 1
-        if self.plain > 2:  # noqa: PLR2004 - the metadata and the header itself
+        if self.plain > 2:  # the metadata and the header itself
             raise ValueError("a tensor does not have exactly dtype, shape and data_offsets")
         return found
 
@@ -71,13 +74,13 @@ def _range(found: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
     for numbers in (shape, offsets):
         if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a shape or data_offsets is not a list of counts")
-    if len(offsets) != 2:  # noqa: PLR2004
+    if len(offsets) != 2:
         raise ValueError("data_offsets does not have two numbers")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def parse_header(raw: bytes, file_bytes: int, what: str) -> Header:
-    """Parse `raw` (length prefix and JSON) of a file of `file_bytes`; raise CheckpointError with a sentence on `what`."""
+    """Parse `raw` (length prefix and JSON) of a file of `file_bytes`; errors are CheckpointError and speak of `what`."""
     try:
         if raw[PREFIX : PREFIX + 1] != b"{":
             raise ValueError("it does not start with '{'")

@@ -1,7 +1,7 @@
 """The inventory: which tensors a state has, in which order, and which of them belong together.
 
-It says nothing about where bytes lie or what they are.  Two checkpoints of one model give the same inventory whatever their
-shards, so its digest decides whether a patch can join them.  Formats: docs/format/inventory.md.
+It says nothing about where bytes lie or what they are.  Two checkpoints of one model give the same inventory whatever
+their shards, so its digest decides whether a patch can join them.  Formats: docs/format/inventory.md.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def tensor_nbytes(dtype: str, shape: tuple[int, ...]) -> int | None:
 class Tensor:
     """One tensor of an inventory.
 
-    `dtype` is a safetensors name, `unit` groups codes with their scales (they are applied together or not at all), `stored`
-    is the size in bytes where the dtype is unknown to format 1 and None otherwise.
+    `dtype` is a safetensors name, `unit` groups codes with their scales (they are applied together or not at all),
+    `stored` is the size in bytes where the dtype is unknown to format 1 and None otherwise.
     """
 
     component: str
@@ -201,13 +201,12 @@ class Inventory:
             "of another dtype, shape or unit": [k[1] for k, t in mine.items() if k in theirs and theirs[k] != t],
         }
         said = "; ".join(f"{kind}: {listed(names)}" for kind, names in groups.items() if names)
-        names = [name for group in groups.values() for name in group]
+        concerned = [name for names in groups.values() for name in names]
         if not said:
             said = "aliases or quantiser differ"
-            names = sorted(set(self.aliases.items()) ^ set(other.aliases.items()))  # type: ignore[assignment]
-            names = [pair[0] for pair in names]
+            concerned = sorted({name for name, _ in set(self.aliases.items()) ^ set(other.aliases.items())})
         raise InventoryMismatch(
-            f"The tensors do not match ({said}); publish the same tensors or start a new run.", names
+            f"The tensors do not match ({said}); publish the same tensors or start a new run.", concerned
         )
 
 

@@ -38,9 +38,9 @@ def exchange(first: Path, second: Path) -> None:
 def put_in_place(finished: Path, out: Path) -> None:
     """Rename `finished` (complete and synced, beside `out`) to `out`, replacing what is there, durably.
 
-    A file replaces a file, and a folder takes a free name, by rename. Otherwise the two names are exchanged and the old one is
-    removed. Where the file system can't exchange names, the old one is moved aside first: a reader may then find nothing for
-    an instant, and a crash in that instant leaves the old one under a hidden name beside it.
+    A file replaces a file, and a folder takes a free name, by rename. Otherwise the two names are exchanged and the old
+    one is removed. Where the file system can't exchange names, the old one is moved aside first: a reader may then find
+    nothing for an instant, and a crash in that instant leaves the old one under a hidden name beside it.
     """
     is_folder = finished.is_dir()
     if not os.path.lexists(out) or not (is_folder or _is_folder(out)):

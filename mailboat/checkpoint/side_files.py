@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 MAX_SIDE_BYTES = 1 << 28
@@ -69,7 +70,7 @@ def paths_problem(paths: Sequence[str]) -> str | None:
     for path in paths:
         if problem := path_problem(path):
             return f"{path[:80]!r} {problem}"
-    if any(before >= after for before, after in zip(paths, paths[1:], strict=False)):
+    if any(before >= after for before, after in pairwise(paths)):
         return "they are not sorted, or one comes twice"
     known = set(paths)
     inside = [path for path in paths if any(path[:at] in known for at, mark in enumerate(path) if mark == "/")]

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from mailboat.checkpoint.declared import CONFIG, declared_aliases, quantiser_text, units
 from mailboat.checkpoint.inventory import COMPONENT, DTYPE_BITS, Inventory, Tensor, tensor_nbytes
-from mailboat.checkpoint.side_files import SideFile as SideFile  # re-exported: sources speak of it
-from mailboat.checkpoint.side_files import paths_problem, side_file
+from mailboat.checkpoint.side_files import SideFile, paths_problem, side_file
 from mailboat.errors import CheckpointError
+
+__all__ = ["ArraySource", "Bytes", "SideFile", "TensorSource"]
 
 Bytes = NDArray[np.uint8]
 
@@ -51,10 +52,10 @@ class TensorSource(Protocol):
 class ArraySource:
     """Named arrays in memory as a source; holds views, copies nothing.
 
-    `arrays`: C-contiguous little-endian arrays. `dtypes` gives the safetensors dtype where NumPy has none (BF16 as uint16,
-    FP8 as uint8); `shapes` the shape where the array's differs from it (packed dtypes). Names that share their storage, or
-    that config.json among `side_files` ties, or that `aliases` lists, are held once. Raises CheckpointError for arrays that
-    can't be viewed as bytes, sizes that do not fit, or tied tensors whose bytes differ.
+    `arrays`: C-contiguous little-endian arrays. `dtypes` gives the safetensors dtype where NumPy has none (BF16 as
+    uint16, FP8 as uint8); `shapes` the shape where the array's differs from it (packed dtypes). Names that share their
+    storage, or that config.json among `side_files` ties, or that `aliases` lists, are held once. Raises CheckpointError
+    for arrays that can't be viewed as bytes, sizes that do not fit, or tied tensors whose bytes differ.
     """
 
     def __init__(

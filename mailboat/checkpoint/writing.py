@@ -33,13 +33,13 @@ def write_checkpoint(
 ) -> None:
     """Write `source` to `out`, atomically replacing what is there.
 
-    With `layout`, files and headers are those of the checkpoint that it was taken from, byte for byte; names that the source
-    holds as aliases are written from their tensor. Without, one canonical model.safetensors: a lone file where `out` ends in
-    .safetensors, else a folder. A source with side files always gives a folder. With `expect`, every byte is compared with that
-    state's strong digests before anything gets its name.
+    With `layout`, files and headers are those of the checkpoint that it was taken from, byte for byte; names that the
+    source holds as aliases are written from their tensor. Without, one canonical model.safetensors: a lone file where
+    `out` ends in .safetensors, else a folder. A source with side files always gives a folder. With `expect`, every byte
+    is compared with that state's strong digests before anything gets its name.
 
-    Raises CheckpointError (`out` touches the source or isn't replaceable), InventoryMismatch (the layout has other tensors),
-    DigestMismatch, CheckpointChanged, DiskFull; whatever was at `out` then still stands.
+    Raises CheckpointError (`out` touches the source or isn't replaceable), InventoryMismatch (the layout has other
+    tensors), DigestMismatch, CheckpointChanged, DiskFull; whatever was at `out` then still stands.
     """
     if layout is None:
         layout = Layout.canonical(source.inventory, is_folder=out.suffix != TENSOR_FILE)
@@ -100,7 +100,7 @@ class _Writer:
             self._source.read(index, offset, tile)
             if digest is not None:
                 digest.update(tile.data)
-            _write_all(descriptor, memoryview(tile))
+            _write_all(descriptor, tile.data)
         if digest is not None and self._expect is not None and digest.digest() != self._expect.strong[index].tobytes():
             raise DigestMismatch(
                 f"The bytes of {tensor.name} do not have the digest that was promised; nothing was written."
