@@ -1,8 +1,8 @@
 """All compiled code of the library, in one module.
 
-Numba's cache does not notice edits in a callee of another module, so nothing compiled may live elsewhere.  Every function has
-an explicit signature (NumPy's promotion of uint64 with int64 to float64 must never happen), releases the GIL and is cached.
-Kernels trust their arguments: callers check sizes, kernels never do.
+Numba's cache does not notice edits in a callee of another module, so nothing compiled may live elsewhere.  Every
+function has an explicit signature (NumPy's promotion of uint64 with int64 to float64 must never happen), releases the
+GIL and is cached.  Kernels trust their arguments: callers check sizes, kernels never do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SECOND_B = np.uint64(0xC4CEB9FE1A85EC53)
 _S29 = np.uint64(29)
 _S32 = np.uint64(32)
 _ZERO = np.uint64(0)
-_EIGHT = np.uint64(8)
 
 
 @intrinsic
@@ -69,8 +68,8 @@ def _mix(x, first, second):  # type: ignore[no-untyped-def]
 def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """Add to out[0:2] the sums of a buffer that holds pieces of consecutive rows.
 
-    Piece i (`piece_bytes` long, the buffer holds only whole pieces) belongs to row row0 + i and starts at its word `word0`.
-    Only a piece that ends its row may have a length that isn't a multiple of 8.
+    Piece i (`piece_bytes` long, the buffer holds only whole pieces) belongs to row row0 + i and starts at its word
+    `word0`.  Only a piece that ends its row may have a length that isn't a multiple of 8.
     """
     words = piece_bytes >> 3
     rest = piece_bytes & 7
@@ -103,8 +102,9 @@ def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ig
 def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """Add to out[0:2] (modulo 2^64) what the change from `old` to `new` does to the sums of a block.
 
-    `old` and `new` hold the same pieces as `sum_rows` takes; `positions` lists, strictly ascending, the elements of `width`
-    bytes that may differ, counted from the start of the block.  Each word is visited once however many of its elements changed.
+    `old` and `new` hold the same pieces as `sum_rows` takes; `positions` lists, strictly ascending, the elements of
+    `width` bytes that may differ, counted from the start of the block.  Each word is visited once however many of its
+    elements changed.
     """
     total_a = _ZERO
     total_b = _ZERO

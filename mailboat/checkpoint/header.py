@@ -80,7 +80,7 @@ def _range(found: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def parse_header(raw: bytes, file_bytes: int, what: str) -> Header:
-    """Parse `raw` (length prefix and JSON) of a file of `file_bytes`; errors are CheckpointError and speak of `what`."""
+    """Parse `raw` (length prefix and JSON) of a file of `file_bytes`; raise CheckpointError about `what`."""
     try:
         if raw[PREFIX : PREFIX + 1] != b"{":
             raise ValueError("it does not start with '{'")
