@@ -1,0 +1,150 @@
+"""All parts of one patch as one: which part carries which tensor, and any block decoded on demand.
+
+It reads; it never writes. What the parts do not carry between them, or carry twice, is refused before anything is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mailboat.checkpoint.inventory import Inventory
+from mailboat.checkpoint.side_files import SideFile
+from mailboat.checkpoint.source import Bytes
+from mailboat.errors import PatchError
+from mailboat.patch.blocks import BlockCode
+from mailboat.patch.container import PatchFile
+from mailboat.patch.format import SAME, Geometry, order_of
+from mailboat.patch.streams import ChunkReader
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's blocks are: a part, the tensor's place in its table, and its first block's number there."""
+
+    part: PatchFile
+    place: int
+    first_block: int
+    changed: int
+
+
+class Parts:
+    """The opened parts of a patch, consistent among themselves and with the inventory."""
+
+    def __init__(self, parts: Sequence[PatchFile], inventory: Inventory) -> None:
+        """Use `open`."""
+        self.parts = tuple(sorted(parts, key=lambda part: part.part))
+        self.inventory = inventory
+        _check_set(self.parts)
+        first = self.parts[0]
+        self.from_digest, self.to_digest = first.from_digest, first.to_digest
+        self.removed, self.carried_side_files = first.removed, first.side_files
+        self.changed = sum(part.changed for part in self.parts)
+        if first.inventory_digest != inventory.digest:
+            raise PatchError("The patch was made for another inventory; take the patch of this model and epoch.")
+        if (first.elements, first.full_bytes) != (inventory.elements, inventory.full_bytes):
+            raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
+        self.places = self._carried()
+        self._streams: dict[tuple[int, str], ChunkReader] = {}
+
+    @classmethod
+    def open(cls, paths: Sequence[Path], inventory: Inventory, stack: ExitStack) -> Parts:
+        """Open all parts, to be closed by `stack`. Raises PatchError, UnknownCodec."""
+        return cls([stack.enter_context(PatchFile.open(path)) for path in paths], inventory)
+
+    def blocks(self, index: int) -> Iterator[tuple[int, int, int]]:
+        """(number, first element, elements) of each changed block of a tensor."""
+        place = self.places[index]
+        if not place.changed:
+            return
+        geometry = Geometry.of(self.inventory.tensors[index])
+        table = place.part.table
+        start, end = int(table.block_start[place.place]), int(table.block_start[place.place + 1])
+        for number in np.flatnonzero(table.encoding[start:end] != SAME).tolist():
+            first, elements = geometry.block(number)
+            yield number, first, elements
+
+    def is_changed(self, index: int, number: int) -> bool:
+        """Whether a block of a tensor changes."""
+        place = self.places[index]
+        return bool(place.changed) and place.part.table.encoding[place.first_block + number] != SAME
+
+    def code(self, index: int, number: int) -> BlockCode:
+        """One block's encoded bytes, with nothing decoded but the chunks that they lie in. Not thread safe."""
+        place = self.places[index]
+        table, at = place.part.table, place.first_block + number
+        spans = {name: (int(starts[at]), int(starts[at + 1])) for name, starts in table.starts.items()}
+        tensor = self.inventory.tensors[index]
+        position_start, position_end = spans["positions"]
+        size = position_end - position_start
+        return BlockCode(
+            encoding=int(table.encoding[at]),
+            elements=int(table.block_elements[at]),
+            width=tensor.width,
+            order=order_of(tensor.dtype),
+            changed=int(table.block_changed[at]),
+            positions=place.part.read_positions(position_start, size) if size else _NOTHING,
+            **{name: self._read(place.part, name, *spans[name]) for name in ("values", "literals", "dense")},
+        )
+
+    def side_files(self, base: Sequence[SideFile]) -> tuple[SideFile, ...]:
+        """The side files of the result. Raises PatchError when a removed one is not in the base."""
+        after = {file.path: file for file in base}
+        for path in self.removed:
+            if after.pop(path, None) is None:
+                raise PatchError(f"The patch removes the side file {path}, which its base does not have; fetch it again.")
+        after |= {file.path: file for file in self.carried_side_files}
+        return tuple(after[path] for path in sorted(after))
+
+    def read_side(self, path: str) -> bytes:
+        """A carried side file; KeyError when it is not carried."""
+        return self.parts[0].read_side(path)
+
+    def _read(self, part: PatchFile, name: str, start: int, end: int) -> Bytes:
+        if start == end:
+            return _NOTHING
+        key = (part.part, name)
+        if key not in self._streams:
+            self._streams[key] = part.stream(name)
+        out = np.empty(end - start, np.uint8)
+        self._streams[key].read(start, out)
+        return out
+
+    def _carried(self) -> list[Place]:
+        tensors = self.inventory.tensors
+        carried = np.concatenate([part.table.index for part in self.parts])
+        if len(carried) != len(tensors) or len(np.unique(carried)) != len(tensors):
+            raise PatchError("The patch's parts do not carry each tensor exactly once; fetch all parts of one patch.")
+        places: list[Place | None] = [None] * len(tensors)
+        for part in self.parts:
+            table = part.table
+            for at, (index, changed) in enumerate(zip(table.index.tolist(), table.changed.tolist(), strict=True)):
+                if table.geometry(at) != Geometry.of(tensors[index]):
+                    raise PatchError(f"The patch does not fit the shape of {tensors[index].name}; fetch or build it again.")
+                places[index] = Place(part, at, int(table.block_start[at]), changed)
+        return [place for place in places if place is not None]
+
+
+def _check_set(parts: Sequence[PatchFile]) -> None:
+    if not parts:
+        raise PatchError("A patch needs at least one part; give its file.")
+    if [part.part for part in parts] != list(range(parts[0].parts)):
+        raise PatchError(
+            f"The patch has {parts[0].parts} parts, and these are numbers {', '.join(str(p.part) for p in parts[:20])}; "
+            "give each part once."
+        )
+    same = {(p.from_digest, p.to_digest, p.inventory_digest, p.parts, p.tensors, p.elements, p.full_bytes) for p in parts}
+    if len(same) != 1:
+        raise PatchError("These parts belong to different patches; give the parts of one.")
+
+
+def largest_width(inventory: Inventory) -> int:
+    """The widest coding element of an inventory."""
+    return max((tensor.width for tensor in inventory.tensors), default=1)
+
