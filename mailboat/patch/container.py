@@ -148,7 +148,7 @@ class PatchFile:
 
     def read_positions(self, start: int, size: int) -> np.ndarray:
         """Bytes of the positions stream, as uint8."""
-        return np.frombuffer(self.read_at(self._data + self._entries["positions"][0] + start, size), np.uint8)
+        return np.frombuffer(self.read_at(self._data + self._entries["positions"][0] + start, size), np.uint8).copy()
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file. Raises PatchError when it has become shorter."""
