@@ -1,0 +1,150 @@
+"""Charts as plain numbers for SVG templates. Horizontal places are per cent of the plot, so that a chart stretches with its page while its
+letters keep their size; vertical places are pixels. Nothing here may know a row or a style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controlplane.dashboard import wording
+
+PLOT_HEIGHT = 240
+_TOP, _BOTTOM = 18, 212
+_MAX_LABELS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SizePoint:
+    """One version on the size chart. `bytes` is the patch, or the checkpoint itself for an anchor without a patch."""
+
+    number: int
+    bytes: int
+    is_patch: bool
+    address: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in the plot: x in per cent, y in pixels."""
+
+    x: float
+    y: float
+    point: SizePoint
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A line of an axis with its words."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChart:
+    """Everything that the template draws."""
+
+    marks: tuple[Mark, ...]
+    rows: tuple[Tick, ...]
+    columns: tuple[Tick, ...]
+    full: Tick
+    height: int
+    floor: int
+    hit_width: float
+    summary: str
+
+
+def size_chart(points: Sequence[SizePoint], full_bytes: int) -> SizeChart | None:
+    """Lay out patch bytes per version on a logarithmic scale, with the full size as the line to beat."""
+    if not points or full_bytes <= 0:
+        return None
+    sizes = [max(1, point.bytes) for point in points] + [full_bytes]
+    low = math.floor(math.log2(min(sizes)) - 0.5)
+    high = max(math.log2(max(sizes)) + 0.35, low + 4)
+
+    def height_of(count: float) -> float:
+        return round(_BOTTOM - (math.log2(max(1.0, count)) - low) / (high - low) * (_BOTTOM - _TOP), 1)
+
+    step = 100 / len(points)
+    marks = tuple(
+        Mark(round((index + 0.5) * step, 3), height_of(point.bytes), point, wording.size(point.bytes))
+        for index, point in enumerate(points)
+    )
+    every = max(1, math.ceil(len(points) / _MAX_LABELS))
+    columns = tuple(Tick(mark.x, f"v{mark.point.number}") for mark in marks[::-1][::every])
+    patches = [point.bytes for point in points if point.is_patch]
+    middle = sorted(patches)[len(patches) // 2] if patches else None
+    summary = f"Patch bytes of {wording.plural(len(patches), 'version')} on a logarithmic scale against the full size of {wording.size(full_bytes)}."
+    if middle is not None:
+        summary += f" The median patch has {wording.size(middle)}, {wording.share(middle, full_bytes)} of the full size."
+    return SizeChart(
+        marks=marks,
+        rows=_rows(low, high, height_of, height_of(full_bytes)),
+        columns=columns,
+        full=Tick(height_of(full_bytes), f"full checkpoint {wording.size(full_bytes)}"),
+        height=PLOT_HEIGHT,
+        floor=_BOTTOM,
+        hit_width=round(min(step, 12), 3),
+        summary=summary,
+    )
+
+
+def _rows(low: int, high: float, height_of: object, full_at: float) -> tuple[Tick, ...]:
+    """Lines at powers of two: as few as keep 34 pixels between them, none under the words of the full size."""
+    assert callable(height_of)
+    exponents = range(low, math.floor(high) + 1)
+    per_step = abs(height_of(2.0**low) - height_of(2.0 ** (low + 1)))
+    every = next((n for n in (1, 2, 3, 5, 10, 20) if n * per_step >= 34), 20)
+    picked = [e for e in exponents if e % every == 0]
+    return tuple(Tick(height_of(2.0**e), wording.size(2**e)) for e in picked if abs(height_of(2.0**e) - full_at) > 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a stacked bar: x and width in per cent."""
+
+    kind: str
+    x: float
+    width: float
+
+
+def phases(seconds: dict[str, float], longest: float) -> tuple[Segment, ...]:
+    """Stack fetch, prepare and commit of one sync, on the scale of the longest one."""
+    segments: list[Segment] = []
+    x = 0.0
+    for kind in ("fetch", "prepare", "commit"):
+        width = 100 * max(0.0, float(seconds.get(kind) or 0)) / longest if longest > 0 else 0.0
+        segments.append(Segment(kind, round(x, 2), round(min(width, 100 - x), 2)))
+        x = min(100.0, x + width)
+    return tuple(segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One version of a channel's recent way."""
+
+    kind: str
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def voyage(held: int | None, head: int | None, length: int = 10) -> tuple[Cell, ...]:
+    """The channel's last versions, oldest first: filled as far as the island has come, taller where it stands."""
+    if head is None:
+        return ()
+    first = max(0, head - length + 1)
+    cells: list[Cell] = []
+    for index, number in enumerate(range(first, head + 1)):
+        x = index * 8
+        if held is not None and number == min(held, head):
+            cells.append(Cell("here", x, 0, 6, 14))
+        elif held is not None and number < held:
+            cells.append(Cell("held", x, 4, 6, 6))
+        else:
+            cells.append(Cell("ahead", x, 4, 6, 6))
+    return tuple(cells)

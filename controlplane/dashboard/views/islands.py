@@ -1,0 +1,101 @@
+"""Islands: one of them, its verification, and the registration of new ones."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.contrib import messages
+from django.http import HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from controlplane.dashboard import fleet_rows, queries, triggers
+from controlplane.dashboard.access import PageRequest, member, operator
+from controlplane.dashboard.forms import RegisterForm
+from controlplane.dashboard.pages import page
+from controlplane.fleet import selectors
+from controlplane.fleet import services as fleet
+from controlplane.fleet.models import EnrolmentToken
+from controlplane.registry import clock
+from controlplane.registry.errors import Refusal
+
+
+@require_safe
+@member
+def island(request: PageRequest, island: uuid.UUID) -> HttpResponse:
+    """One island: state, facts, syncs, verifications."""
+    found = selectors.island(request.seat.project, island)
+    (row,) = fleet_rows.island_rows(request.seat.project, clock.now(), only=found.pk)
+    context = {
+        "island": found,
+        "row": row,
+        "syncs": queries.sync_rows(found),
+        "challenges": queries.challenge_rows(found),
+    }
+    return page(request, "dashboard/island.html", context, title=found.name, tab="fleet")
+
+
+@require_POST
+@member
+@operator
+def verify(request: PageRequest, island: uuid.UUID) -> HttpResponse:
+    """Ask the island to prove what it holds; a verification that runs already is joined."""
+    found = selectors.island(request.seat.project, island)
+    try:
+        job, fresh = triggers.verify(found, actor=request.user.get_username())
+    except Refusal as refusal:
+        messages.error(request, refusal.detail)
+        return redirect("dashboard:island", request.seat.project.slug, found.pk)
+    messages.success(request, f"Verification of {found.name} queued." if fresh else "This verification is already under way; here it is.")
+    return redirect("dashboard:job", request.seat.project.slug, job.pk)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@member
+@operator
+def register(request: PageRequest) -> HttpResponse:
+    """The form for a new island. Its answer shows the token once: the text is never stored, so there is nothing to redirect to."""
+    seat = request.seat
+    form = RegisterForm(seat.project, request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            token, plaintext = form.create(actor=request.user.get_username())
+        except Refusal as refusal:
+            form.add_error(None, refusal.detail)
+        else:
+            return _enrolment_page(request, token, plaintext)
+    return page(request, "dashboard/register.html", {"form": form}, title="Register island", tab="fleet", live=False)
+
+
+@require_safe
+@member
+@operator
+def enrolment(request: PageRequest, enrolment: int) -> HttpResponse:
+    """Wait for the island of a token, without the token."""
+    return _enrolment_page(request, queries.enrolment(request.seat.project, enrolment), "")
+
+
+def _enrolment_page(request: PageRequest, token: EnrolmentToken, plaintext: str) -> HttpResponse:
+    """The command where its token is at hand, and the part that waits for the first heartbeat."""
+    project = request.seat.project
+    island = token.island
+    now = clock.now()
+    expired = token.used_at is None and token.expires_at <= now
+    arrived = island is not None and island.last_seen_at is not None and island.last_seen_at > island.enrolled_at
+    context = {
+        "enrolment": token,
+        "island": island,
+        "arrived": arrived,
+        "expired": expired,
+        "command": fleet.enrolment_command(plaintext, project.slug, token.name) if plaintext else "",
+    }
+    return page(
+        request,
+        "dashboard/enrolment.html",
+        context,
+        title=f"Register {token.name}",
+        tab="fleet",
+        polling=not (arrived or expired),
+        address=reverse("dashboard:enrolment", args=[project.slug, token.pk]),
+    )

@@ -1,0 +1,72 @@
+"""How numbers and digests are written for people. Pure functions; they must never reach for a database row."""
+
+from __future__ import annotations
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(count: int | float | None) -> str:
+    """Write a number of bytes in binary units with three significant digits: 1.13 MiB."""
+    if count is None:
+        return "–"
+    value = float(count)
+    for unit in _BINARY:
+        if abs(value) < 1000 or unit == _BINARY[-1]:
+            break
+        value /= 1024
+    if unit == "B":
+        return f"{int(value)} B"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def share(part: int | float | None, whole: int | float | None) -> str:
+    """Write part of whole in per cent with as many digits as it needs to be told from zero."""
+    if part is None or not whole:
+        return "–"
+    percent = 100 * part / whole
+    if percent == 0:
+        return "0 %"
+    digits = 0 if percent >= 100 else 1 if percent >= 10 else 2 if percent >= 0.1 else 4
+    return f"{percent:.{digits}f} %"
+
+
+def times_smaller(part: int | float | None, whole: int | float | None) -> str:
+    """Write how often part fits into whole: 38×."""
+    if not part or not whole:
+        return "–"
+    ratio = whole / part
+    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:,.0f}×"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a measured time: 42 ms, 1.3 s, 4 min 10 s."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def passed(seconds: float) -> str:
+    """Write how long ago something was, in one unit."""
+    whole = max(0, int(seconds))
+    for limit, step, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if whole < limit:
+            return f"{whole // step} {unit}"
+    return f"{whole // 86400} d"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Write a count with its noun."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def short(digest: str) -> str:
+    """Shorten a hex digest; the whole stands in the copy button."""
+    return digest[:12]
