@@ -44,7 +44,7 @@ def run(  # noqa: PLR0913 - one parameter for each option
     under way and needs no token.
     """
     from mailboat.island.stop import Stop
-    from mailboat.island.sync import Island, IslandOptions
+    from mailboat.island.sync import IslandOptions, run_island
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -56,4 +56,4 @@ def run(  # noqa: PLR0913 - one parameter for each option
         server=server, project=project, store=store, token=token, image=image, base=base, export=export, once=once,
         link_mbit=link_mbit, ca_file=ca_file,
     )  # fmt: skip
-    Island(options, stop=stop, say=say).run()
+    run_island(options, stop=stop, say=say)

@@ -15,13 +15,12 @@ from pathlib import Path
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, remove
-from mailboat.errors import MailboatError, StoreError
+from mailboat.errors import ApiError, DiskFull, MailboatError, StoreError, Unreachable
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.checkpoint import CheckpointEngine
 from mailboat.island.marker import Base, LogEntry, Marker
 from mailboat.island.store import Store
 from mailboat.manifest import Manifest
-from mailboat.replies import PatchStep
 from mailboat.route import Documents, open_proven, prove, published
 
 Say = Callable[[str], None]
@@ -68,14 +67,16 @@ class Holding:
     def recover(self) -> None:
         """Brings marker and image together again: from the image when it is whole, else from base and log, else nothing is held.
 
-        Needs no network when the store is whole.
+        Needs no network when the store is whole. Raises DiskFull, Unreachable or ApiError when waiting may help: then nothing
+        is given up.
         """
         with self.lock:
             self._drop_image()
-            for marker in self._candidates():
+            candidates = self._candidates()
+            self.marker = candidates[-1] if candidates else None
+            for marker in candidates:
                 if self._open_image(marker) or self._rebuild(marker):
-                    if marker != self.marker:
-                        self._store.set_marker(marker)
+                    self._store.set_marker(marker)
                     self.marker = marker
                     self._store.drop_intent()
                     return
@@ -131,6 +132,8 @@ class Holding:
             except BaseException:
                 image.close()
                 raise
+        except (DiskFull, Unreachable, ApiError):
+            raise
         except (MailboatError, OSError) as error:
             self._say(f"Version {marker.version} can't be rebuilt from the store: {error}")
             return False
@@ -161,22 +164,6 @@ class Holding:
             self._store.set_marker(marker)
             self._store.drop_intent()
             self.marker, self.image = marker, image
-
-    def entry_of(self, manifest: Manifest, step: PatchStep) -> LogEntry:
-        """The log entry that a step of a plan becomes."""
-        if self.held is None:
-            raise StoreError("Nothing is held that a patch could be applied to.")
-        return LogEntry(
-            name=self._store.entry_name(manifest.number, step.parts),
-            version=manifest.number,
-            epoch=manifest.epoch,
-            origin=self.held.state,
-            state=manifest.state,
-            manifest=step.manifest,
-            inventory=manifest.inventory.sha256,
-            digests=manifest.digests.sha256,
-            parts=step.parts,
-        )
 
     def prepare(self, manifest: Manifest, target: State, entry: LogEntry, serial: int) -> Prepared:
         """Decodes a log entry against the image and proves the result; nothing is touched."""
@@ -269,3 +256,13 @@ class Holding:
         with self.lock:
             self._drop_image()
             remove(self._store.image_folder(self._chosen, 0))
+
+    def doubt(self) -> None:
+        """Compares what is held by strong digests; bytes that differ, in spite of right sums, are given up for a new seed."""
+        held, image = self.held, self.image
+        if held is not None and image is not None and image.measure().digest != held.state:
+            self._say(f"Version {held.version} has right sums but other bytes; the island seeds itself again.")
+            with self.lock:
+                self._drop_image()
+                self._store.forget()
+                self.marker = None
