@@ -1,0 +1,1 @@
+"""Background work: Celery tasks that load rows, call the library and record the outcome."""

@@ -1,0 +1,120 @@
+"""The worker's copy of a run: an image at the last version proven here, the base of the next patch.
+
+It lies in `MAILBOAT_HOME/copies/<run>` and is derived data: when it is missing, dirty or elsewhere it is rebuilt from
+the anchor and the patches. One process at a time uses it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from django.conf import settings
+
+from controlplane.registry import selectors
+from controlplane.registry.errors import Refusal
+from controlplane.registry.models import Run, Version
+from mailboat.checkpoint.source import TensorSource
+from mailboat.digest import State
+from mailboat.errors import MailboatError, StoreError
+from mailboat.image import Image, Overlay
+from workers.rebuild import walk
+from workers.work import Work
+
+_LOOK_SECONDS = 0.1
+
+
+class Copy:
+    """The copy of `run`, held by this process inside a `with` block; it waits its turn and obeys a cancel meanwhile."""
+
+    def __init__(self, work: Work, run: Run) -> None:
+        self._work = work
+        self._run = run
+        self._folder = Path(settings.MAILBOAT_HOME) / "copies" / str(run.pk)
+        self._lock = -1
+        self._image: Image | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._taken():
+                self._work.check()
+                select.select([], [], [], _LOOK_SECONDS)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._image is not None:
+            self._image.close()
+        os.close(self._lock)
+
+    def at(self, version: Version) -> Image | None:
+        """The image when it holds this version's state already."""
+        image = self._open()
+        return image if image is not None and image.digest == version.state_digest else None
+
+    def bring_to(self, version: Version) -> Image:
+        """The image at a ready version: as it is, along patches, or rebuilt from an anchor."""
+        image = self.at(version)
+        if image is not None:
+            return image
+        held = self._image.digest if self._image is not None else ""
+        try:
+            route = selectors.plan(self._run, held, version.number)
+        except Refusal as refusal:
+            if not held or refusal.code not in {"unknown_base", "no_route"}:
+                raise
+            route = selectors.plan(self._run, "", version.number)
+        if len(route.steps) > 1 or route.start is None:
+            self._work.log(f"Bringing the worker's copy to version {version.number} in {len(route.steps)} steps.")
+        kept, self._image = self._image, None  # walk closes it when it fails half way
+        try:
+            self._image = walk(self._work, self._run, route, folder=self._folder / "image", image=kept)
+        except MailboatError as error:
+            if route.start is None:
+                raise
+            self._work.log(f"The worker's copy could not follow ({error}); it is rebuilt from an anchor.", "warning")
+            route = selectors.plan(self._run, "", version.number)
+            self._image = walk(self._work, self._run, route, folder=self._folder / "image")
+        return self._image
+
+    def keep(self, image: Image, overlay: Overlay) -> None:
+        """Takes a proven patch into the copy. Failing costs nothing but a rebuild later."""
+        try:
+            image.commit(overlay)
+        except (MailboatError, OSError) as error:
+            self._work.log(f"The worker's copy was not moved on and will be rebuilt: {error}", "warning")
+
+    def begin(self, source: TensorSource, state: State) -> None:
+        """Makes a proven anchor the copy. Failing costs nothing but a rebuild later."""
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+        try:
+            self._image = Image.create(self._folder / "image", source, state)
+        except (MailboatError, OSError) as error:
+            self._work.log(f"The worker's copy was not made and will be rebuilt: {error}", "warning")
+
+    def _open(self) -> Image | None:
+        if self._image is None:
+            try:
+                self._image = Image.open(self._folder / "image")
+            except StoreError:
+                return None
+        return self._image
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,97 @@
+"""Runs one job: claims it, keeps its lease, calls the module of its kind and records how it ended.
+
+Whatever a job does, the outcome is written by one conditional UPDATE that names this owner; when the lease was lost,
+nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from django.db import DatabaseError
+
+from controlplane.jobs import services as jobs
+from controlplane.jobs.models import Job
+from controlplane.registry.errors import Refusal
+from mailboat.errors import MailboatError
+from workers.lease import Cancelled, Lease, ShuttingDown, Stopped
+from workers.work import Findings, Work
+
+log = structlog.get_logger(__name__)
+
+
+def run(job_id: str) -> None:
+    """Works on the job until it has ended. Returns at once when it is not to be had."""
+    owner = f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(4)}"
+    job = jobs.claim(job_id, owner)
+    if job is None:
+        log.info("job not to be had", job=job_id)
+        return
+    with Lease(job, owner) as lease:
+        end = _attempt(job, lease)
+    try:
+        end(job, owner)
+    except jobs.LostLease:
+        log.warning("lease lost; nothing recorded", job=job_id, owner=owner)
+
+
+def _attempt(job: Job, lease: Lease) -> Callable[[Job, str], None]:
+    """Does the work; the returned function records how it ended."""
+    work = Work(job, lease)
+    try:
+        result = _kind(job.kind)(work)
+    except ShuttingDown:
+        return _hand_back
+    except Cancelled:
+        return lambda job, owner: jobs.cancelled(job.pk, owner)
+    except Stopped:
+        return _record_nothing
+    except DatabaseError:
+        log.exception("database failed under a job", job=str(job.pk))
+        return _hand_back
+    except Exception as error:  # noqa: BLE001 - whatever it is, the row must say how the job ended
+        return _failed(job, error)
+    finally:
+        work.close()
+    return lambda job, owner: jobs.succeed(job.pk, owner, result)
+
+
+def _failed(job: Job, error: Exception) -> Callable[[Job, str], None]:
+    evidence: dict[str, Any] = {}
+    sentence = str(error)
+    if isinstance(error, Findings):
+        evidence = error.result
+    elif not isinstance(error, (MailboatError, Refusal)):
+        log.error("job failed unexpectedly", job=str(job.pk), exc_info=error)
+        sentence = f"The worker met an unexpected {type(error).__name__}: {sentence[:300]}"
+    return lambda job, owner: jobs.fail(job.pk, owner, sentence, evidence)
+
+
+def _hand_back(job: Job, owner: str) -> None:
+    """Lets the lease run out now, so that the sweeper gives the job to another worker."""
+    jobs.log(job.pk, "warning", f"{owner} ends before the work is done and hands the job back.")
+    jobs.renew(job.pk, owner, lease_seconds=0)
+
+
+def _record_nothing(job: Job, owner: str) -> None:
+    raise jobs.LostLease(f"{owner} lost job {job.pk}.")
+
+
+def _kind(kind: str) -> Callable[[Work], dict[str, Any]]:
+    match kind:
+        case "build":
+            from workers.build import build as function
+        case "validate":
+            from workers.validate import validate as function
+        case "replay":
+            from workers.replay import replay as function
+        case "verify":
+            from workers.verify import verify as function
+        case _:
+            raise Refusal(f"This worker does not know jobs of kind {kind}; update it.", code="unknown_kind")
+    return function

@@ -1,0 +1,88 @@
+"""What a job's module gets to work with: its row, a scratch folder, and a way to say how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from controlplane.jobs import services as jobs
+from controlplane.jobs.models import Job
+from workers.lease import Lease
+
+
+class Findings(Exception):  # noqa: N818 - the job did what it should; what it found is bad
+    """The work ended with a bad finding: one sentence, and the evidence as the job's result."""
+
+    def __init__(self, sentence: str, result: Mapping[str, Any]) -> None:
+        super().__init__(sentence)
+        self.result = dict(result)
+
+
+class Work:
+    """One attempt at a job."""
+
+    def __init__(self, job: Job, lease: Lease) -> None:
+        self.job = job
+        self._lease = lease
+        self._made: Path | None = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What was asked for."""
+        return dict(self.job.params)
+
+    def check(self) -> None:
+        """Raises Stopped when the work must not go on."""
+        self._lease.check()
+
+    def log(self, message: str, level: str = "info") -> None:
+        """Adds a line to the job's log."""
+        jobs.log(self.job.pk, level, message)
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        """Says how far the work is. Raises Stopped when it must not go on."""
+        self._lease.progress(done, total, unit)
+
+    def bytes_of(self, total: int) -> Callable[[int], None]:
+        """A callback for functions that report the bytes since their last call."""
+        done = 0
+
+        def step(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress(done, total, "bytes")
+
+        return step
+
+    @cached_property
+    def scratch(self) -> Path:
+        """A folder that goes with the attempt."""
+        parent = Path(settings.MAILBOAT_HOME) / "scratch"
+        parent.mkdir(parents=True, exist_ok=True)
+        self._made = Path(tempfile.mkdtemp(prefix=f"{self.job.kind}-", dir=parent))
+        return self._made
+
+    def close(self) -> None:
+        """Gives the scratch folder's space back."""
+        if self._made is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._made)
+
+
+def environment() -> dict[str, str]:
+    """Where a result was computed, for whoever has to explain it."""
+    packages = ("mailboat", "numpy", "blake3")
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **{name: package_version(name) for name in packages},
+    }
