@@ -27,6 +27,10 @@ SECOND_B = np.uint64(0xC4CEB9FE1A85EC53)
 _S29 = np.uint64(29)
 _S32 = np.uint64(32)
 _ZERO = np.uint64(0)
+_READ = types.Array(types.uint8, 1, "C", readonly=True)  # bytes that are only read: writable arrays fit too
+_TOTALS = types.uint64[::1]
+_I64 = types.int64
+_U64 = types.uint64
 
 
 @intrinsic
@@ -42,7 +46,7 @@ def _word(typingctx: Any, buffer: Any, offset: Any) -> Any:
     return types.uint64(buffer, types.int64), generate
 
 
-@njit("uint64(uint8[::1], int64, int64)", nogil=True, cache=True, inline="always")
+@njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
 def _short_word(buffer, offset, count):  # type: ignore[no-untyped-def]
     """Load `count` < 8 bytes as a little-endian word padded with zeros."""
     word = _ZERO
@@ -63,7 +67,7 @@ def _mix(x, first, second):  # type: ignore[no-untyped-def]
 
 
 @njit(
-    "void(uint8[::1], int64, int64, int64, uint64, uint64, uint64[::1])", nogil=True, cache=True, error_model="numpy"
+    types.void(_READ, _I64, _I64, _I64, _U64, _U64, _TOTALS), nogil=True, cache=True, error_model="numpy"
 )
 def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """Add to out[0:2] the sums of a buffer that holds pieces of consecutive rows.
@@ -94,7 +98,7 @@ def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ig
 
 
 @njit(
-    "void(uint8[::1], uint8[::1], uint32[::1], int64, int64, int64, int64, uint64, uint64, uint64[::1])",
+    types.void(_READ, _READ, types.uint32[::1], _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS),
     nogil=True,
     cache=True,
     error_model="numpy",
