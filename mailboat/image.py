@@ -1,93 +1,402 @@
-"""The image: the current bytes of one state, as a folder in checkpoint layout that only its owner writes."""
+"""The image: the current bytes of one state, as a folder in checkpoint layout that only its owner writes.
+
+It is derived and can always be rebuilt, so it never tries to repair itself: an image that was interrupted in a commit, or that
+does not look right, is refused. Nothing is touched before a patch's result has been proved by sums. Bytes are read by pread and
+written by pwrite; no mapping, no locks (locking between processes is the caller's).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from mailboat.checkpoint.inventory import Inventory
-from mailboat.checkpoint.source import SideFile, TensorSource
-from mailboat.digest import State
+from mailboat import canonical
+from mailboat.checkpoint.files import Checkpoint, Layout
+from mailboat.checkpoint.folder import SINGLE
+from mailboat.checkpoint.inventory import MAX_BYTES, Inventory
+from mailboat.checkpoint.replace import put_in_place, temporary_beside
+from mailboat.checkpoint.side_files import SideFile, parse_side_files, side_file
+from mailboat.checkpoint.source import Bytes, TensorSource
+from mailboat.checkpoint.writing import write_checkpoint
+from mailboat.digest import State, measure, measure_sums, seeds
+from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
+from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
+from mailboat.overlay import Overlaid, Overlay, Record
+from mailboat.patch import blocks
+from mailboat.patch.backends import kernels
+from mailboat.patch.blocks import BlockCode, Positions
+from mailboat.patch.format import Geometry
+from mailboat.patch.parts import Parts, largest_width
+from mailboat.patch.scratch import Scratch, in_order, slots_for, thread_count, workers
+
+__all__ = ["Image", "Overlay"]
+
+FORMAT = "mailboat-image-1"
+STATE_FILE = ".mailboat-image"
+DIRTY_FILE = ".mailboat-dirty"
+# Changes nearer than this are written in one go with what lies between them: a page is what a write costs anyway.
+_GAP = 4096
 
 
-class Overlay:
-    """A decoded patch as absolute bytes, bound to the state it starts from and the state it leads to.
+class Image:
+    """Bytes of one state with its known digests. One writer; `read` may be called from several threads at once."""
 
-    Up to 64 MiB in memory, beyond that in an unlinked file. `changed` elements, `nbytes` held.
-    """
-
-    base_digest: str
-    target: State
-    changed: int
-    nbytes: int
-
-    def close(self) -> None:
-        """Give the memory or the file back."""
-        raise NotImplementedError
-
-
-class Image(TensorSource):
-    """Bytes of one state with its known sums. Not thread safe; locking between processes is the caller's."""
-
-    folder: Path
-    inventory: Inventory
-    side_files: tuple[SideFile, ...]
-    state: State
+    def __init__(self, folder: Path, state: State) -> None:
+        """Use `create` or `open`."""
+        self.folder = folder
+        self.state = state
+        self._torn: str | None = None
+        self._descriptors: list[int] = []
+        try:
+            self._places = self._open_files()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, folder: Path, source: TensorSource, state: State) -> Image:
-        """Copy `source` into `folder` (replaced when it exists). The sums are checked; strong digests are the caller's word.
+        """Copy `source`, comparing every byte with the strong digests of `state`, into `folder` (replaced when it exists).
 
-        Raises DigestMismatch, CheckpointChanged, DiskFull.
+        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as before.
         """
-        raise NotImplementedError
+        folder = Path(folder).absolute()
+        temporary = temporary_beside(folder)
+        with disk_full_as_error(folder.parent), removed_on_failure(temporary):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(source, temporary, layout=_folder_layout(source), expect=state)
+            write_durably(temporary / STATE_FILE, _state_bytes(state), mode=0o600)
+            put_in_place(temporary, folder)
+        return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Image:
         """Open an image. Raises StoreError when it is absent, was interrupted in a commit, or is damaged: rebuild it."""
-        raise NotImplementedError
+        folder = Path(folder).absolute()
+        if (folder / DIRTY_FILE).exists():
+            raise StoreError(f"The image {folder} was interrupted in a commit; rebuild it.")
+        try:
+            state = _parse_state((folder / STATE_FILE).read_bytes())
+            return cls(folder, state)
+        except OSError as error:
+            raise StoreError(f"There is no image at {folder} ({error.strerror}); create it.") from None
+        except MailboatError as error:
+            raise StoreError(f"The image {folder} is damaged; rebuild it. ({error})") from None
+
+    @property
+    def inventory(self) -> Inventory:
+        """The tensors, in the order that `read` counts them."""
+        return self.state.inventory
+
+    @property
+    def side_files(self) -> tuple[SideFile, ...]:
+        """The side files, sorted by path."""
+        return self.state.side_files
 
     @property
     def digest(self) -> str:
         """The state digest that the image holds."""
         return self.state.digest
 
+    def read(self, index: int, offset: int, out: Bytes) -> None:
+        """Fill `out` with the bytes [offset, offset + len(out)) of tensor `index`. Raises StoreError."""
+        if self._torn is not None:
+            raise StoreError(f"The image {self.folder} was interrupted in a commit; repeat it or rebuild the image.")
+        self._read(self._places[index][0], offset, out)
+
+    def read_side(self, path: str) -> bytes:
+        """Return a side file whole. Raises StoreError."""
+        try:
+            return (self.folder / path).read_bytes()
+        except OSError as error:
+            raise StoreError(f"The image's {path} can't be read ({error.strerror}); rebuild the image.") from None
+
+    # -- preparing
+
     def prepare(
         self, parts: Sequence[Path], target: State, *, threads: int | None = None, scratch: Path | None = None
     ) -> Overlay:
         """Decode `parts` against the image and prove by sums that they lead to `target`; touches nothing.
 
-        `scratch` is where an overlay above 64 MiB goes (default: the image folder's parent).
-        Raises WrongBase, PatchError, UnknownCodec, DigestMismatch.
+        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not forgery: where
+        the patch is not the publisher's own, measure `overlaid` before `commit`.
+        Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, DiskFull.
         """
-        raise NotImplementedError
+        self.inventory.require_same(target.inventory)
+        scratch = scratch or self.folder.parent
+        overlay = Overlay(self.digest, target, scratch)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(disk_full_as_error(scratch))
+                patch = Parts.open(parts, self.inventory, stack)
+                self._check_ends(patch, target)
+                delta = self._decode(patch, overlay, thread_count(threads), stack)
+            self._check_result(patch, overlay, delta)
+        except BaseException:
+            overlay.close()
+            raise
+        return overlay
 
     def overlaid(self, overlay: Overlay) -> TensorSource:
         """Reads as if the overlay had been committed."""
-        raise NotImplementedError
+        return Overlaid(self, overlay)
+
+    def _check_ends(self, patch: Parts, target: State) -> None:
+        if patch.from_digest != self.digest:
+            raise WrongBase(
+                f"The patch starts from the state {patch.from_digest[:16]}, but the image holds {self.digest[:16]}; "
+                "take the patch that starts there."
+            )
+        if patch.to_digest != target.digest:
+            raise DigestMismatch(
+                f"The patch leads to the state {patch.to_digest[:16]}, not to {target.digest[:16]}; "
+                "fetch the patch of that version."
+            )
+        if patch.side_files(self.side_files) != target.side_files:
+            raise DigestMismatch("The patch's side files are not those that were promised; fetch it again.")
+
+    def _decode(self, patch: Parts, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
+        """Decode every changed block into the overlay; returns what that does to the sums."""
+        tensors = self.inventory.tensors
+        delta = np.zeros((len(tensors), 2), np.uint64)
+        prepared = [tuple(np.uint64(seed) for seed in seeds(tensor)) for tensor in tensors]
+
+        def jobs() -> Iterator[tuple[int, int, BlockCode]]:
+            for index in range(len(tensors)):
+                for number, first, _ in patch.blocks(index):
+                    yield index, first, patch.code(index, number)
+
+        def decode(scratch: Scratch, job: tuple[int, int, BlockCode]) -> _Decoded:
+            index, first, code = job
+            old, old_bytes = scratch.words("old", code.elements * code.width)
+            self.read(index, first * code.width, old_bytes)
+            positions, new = blocks.decode(scratch, old, code)
+            new_bytes = new.view(np.uint8)[: old_bytes.size]
+            change = np.zeros(2, np.uint64)
+            piece, row, word = Geometry.of(tensors[index]).piece(first, code.elements)
+            kernels().sum_changes(old_bytes, new_bytes, positions, code.width, piece, row, word, *prepared[index], change)
+            elements = blocks.gather(scratch, new, positions, code.width)
+            return _Decoded(index, first * code.width, positions, elements, new_bytes, change)
+
+        pool = stack.enter_context(workers(threads))
+        for block in in_order(pool, slots_for(largest_width(self.inventory), threads), jobs(), decode):
+            width = tensors[block.index].width
+            delta[block.index] += block.change
+            overlay.add(block.index, block.start, block.positions, block.elements, block.new, width)
+        for file in patch.carried_side_files:
+            overlay.add_side(file.path, patch.read_side(file.path))
+        overlay.finish()
+        return delta
+
+    def _check_result(self, patch: Parts, overlay: Overlay, delta: np.ndarray) -> None:
+        if overlay.changed != patch.changed:
+            raise DigestMismatch(
+                f"The patch promises {patch.changed} changed elements and holds {overlay.changed}; fetch it again."
+            )
+        wrong = np.flatnonzero((self.state.sums + delta != overlay.target.sums).any(axis=1))
+        if len(wrong):
+            names = [self.inventory.tensors[index].name for index in wrong]
+            raise DigestMismatch(
+                f"The patch does not lead to the promised sums of {listed(names)}; scan the image and fetch the patch again."
+            )
+
+    # -- committing
 
     def commit(self, overlay: Overlay) -> None:
-        """Write the overlay. Repeating it is harmless; a crash inside leaves an image that `open` refuses."""
-        raise NotImplementedError
+        """Write the overlay; afterwards the image holds its target. Writes what changed and no more.
 
-    def read(self, index: int, offset: int, out: np.ndarray) -> None:
-        """Fill `out` (uint8) with tensor bytes from `offset`."""
-        raise NotImplementedError
+        Repeating it, also after a failure, is harmless. A crash inside leaves an image that `open` refuses.
+        Raises WrongBase, StoreError, DiskFull.
+        """
+        if self._torn is None and self.digest == overlay.target.digest:
+            return
+        if self.digest != overlay.base_digest or self._torn not in {None, overlay.target.digest}:
+            raise WrongBase("The overlay was prepared against another state than the image holds; prepare it again.")
+        with disk_full_as_error(self.folder):
+            write_durably(self.folder / DIRTY_FILE, overlay.target.digest.encode(), mode=0o600)
+            self._torn = overlay.target.digest
+            for index, tensor in enumerate(self.inventory.tensors):
+                for record in overlay.records(index, 0, tensor.nbytes):
+                    self._write(index, overlay, record)
+            self._write_side_files(overlay)
+            for descriptor in self._descriptors:
+                os.fdatasync(descriptor)
+            write_durably(self.folder / STATE_FILE, _state_bytes(overlay.target), mode=0o600)
+            (self.folder / DIRTY_FILE).unlink()
+            sync_folder(self.folder)
+        self.state = overlay.target
+        self._torn = None
 
-    def read_side(self, path: str) -> bytes:
-        """The bytes of a side file."""
-        raise NotImplementedError
+    def _write(self, index: int, overlay: Overlay, record: Record) -> None:
+        if not record.count:
+            whole = overlay.block(record, 0, record.nbytes)
+            for place in self._places[index]:
+                _pwrite(place, record.start, whole)
+            return
+        positions, elements = overlay.elements(record)
+        width = record.width
+        for first, last in _runs(positions, max(1, _GAP // width)):
+            start, end = int(positions[first]) * width, (int(positions[last - 1]) + 1) * width
+            run = np.empty(end - start, np.uint8)
+            self._read(self._places[index][0], record.start + start, run)
+            kernels().scatter(positions[first:last], elements[first * width : last * width], width, start, run)
+            for place in self._places[index]:
+                _pwrite(place, record.start + start, run)
+
+    def _write_side_files(self, overlay: Overlay) -> None:
+        kept = {file.path for file in overlay.target.side_files}
+        for file in self.state.side_files:
+            if file.path not in kept:
+                path = self.folder / file.path
+                path.unlink(missing_ok=True)
+                _remove_empty(path.parent, self.folder)
+        for name in overlay.side_paths:
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, overlay.read_side(name))
+
+    # -- proving
 
     def verify_sums(self, *, threads: int | None = None) -> None:
-        """Full scan; raises DigestMismatch naming the tensors whose sums differ."""
-        raise NotImplementedError
+        """Read everything; raise DigestMismatch naming the tensors, or the side file, that are not as they should be."""
+        wrong = np.flatnonzero((measure_sums(self, threads=threads) != self.state.sums).any(axis=1))
+        if len(wrong):
+            names = listed([self.inventory.tensors[index].name for index in wrong])
+            raise DigestMismatch(f"The image's bytes of {names} do not have the promised sums; rebuild the image.")
+        for file, actual in zip(self.side_files, self._actual_side_files(), strict=True):
+            if file != actual:
+                raise DigestMismatch(f"The image's {file.path} is not what was promised; rebuild the image.")
 
     def measure(self, *, threads: int | None = None) -> State:
-        """Full scan with strong digests: the state of the bytes as they are."""
-        raise NotImplementedError
+        """Read everything; return the state of the bytes as they are, strong digests included."""
+        return replace(measure(self, threads=threads), side_files=self._actual_side_files())
 
     def close(self) -> None:
-        """Close the files."""
-        raise NotImplementedError
+        """Close the files; repeating it is harmless."""
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def __enter__(self) -> Image:
+        """Use as a context."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _actual_side_files(self) -> tuple[SideFile, ...]:
+        return tuple(side_file(file.path, self.read_side(file.path)) for file in self.side_files)
+
+    def _open_files(self) -> list[list[_Place]]:
+        """For each tensor every place where its bytes lie: its own first, then stored copies under aliases."""
+        with Checkpoint.open(self.folder, aliases=self.inventory.aliases) as checkpoint:
+            self.inventory.require_same(checkpoint.inventory)
+            if checkpoint.side_files != self.side_files:
+                raise StoreError("Its side files are not those of its state.")
+            places: list[list[_Place]] = [[] for _ in self.inventory.tensors]
+            for shard in checkpoint.shards:
+                descriptor = os.open(shard.path, os.O_RDWR | os.O_CLOEXEC)
+                self._descriptors.append(descriptor)
+                for entry in shard.header.entries:
+                    place = _Place(descriptor, len(shard.header.raw) + entry.begin)
+                    held = places[self.inventory.index(entry.name)]
+                    held.insert(len(held) if entry.name in self.inventory.aliases else 0, place)
+        return places
+
+    def _read(self, place: _Place, offset: int, out: Bytes) -> None:
+        view, offset = memoryview(out), place.start + offset
+        while view:
+            count = os.preadv(place.descriptor, [view], offset)
+            if count == 0:
+                raise StoreError(f"A file of the image {self.folder} is cut short; rebuild the image.")
+            view, offset = view[count:], offset + count
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor's bytes start in an open file."""
+
+    descriptor: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A decoded block; arrays are views of the scratch."""
+
+    index: int
+    start: int
+    positions: Positions
+    elements: Bytes
+    new: Bytes
+    change: np.ndarray
+
+
+def _folder_layout(source: TensorSource) -> Layout | None:
+    if not isinstance(source, Checkpoint):
+        return None
+    layout = source.layout
+    if layout.is_folder:
+        return layout
+    return replace(layout, is_folder=True, shards=tuple(replace(shard, name=SINGLE) for shard in layout.shards))
+
+
+def _runs(positions: Positions, gap: int) -> Iterator[tuple[int, int]]:
+    """Cut ascending positions into runs [first, last) whose neighbours are less than `gap` apart."""
+    cuts = np.flatnonzero(np.diff(positions) > gap) + 1
+    edges = [0, *cuts.tolist(), positions.size]
+    return zip(edges, edges[1:], strict=False)
+
+
+def _pwrite(place: _Place, offset: int, data: Bytes) -> None:
+    view, offset = memoryview(data), place.start + offset
+    while view:
+        count = os.pwrite(place.descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    while folder != root and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _state_bytes(state: State) -> bytes:
+    """The state file: a line of canonical JSON, inventory, digests, and the SHA-256 of all that."""
+    inventory, digests = state.inventory.to_bytes(), state.digests_bytes()
+    head = canonical.encode(
+        {
+            "digests": len(digests),
+            "format": FORMAT,
+            "inventory": len(inventory),
+            "side_files": [file.to_json() for file in state.side_files],
+            "state": state.digest,
+        }
+    )
+    raw = head + b"\n" + inventory + digests
+    return raw + hashlib.sha256(raw).digest()
+
+
+def _parse_state(data: bytes) -> State:
+    raw, checksum = data[:-32], data[-32:]
+    line, found, rest = raw.partition(b"\n")
+    if not found or hashlib.sha256(raw).digest() != checksum:
+        raise StoreError("Its state file is damaged.")
+    head = canonical.decode(line, what="The image's state file", error=StoreError, max_bytes=MAX_BYTES)
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise StoreError(f"Its state file is not of the format {FORMAT}.")
+    split = head["inventory"]
+    try:
+        side_files = parse_side_files(head["side_files"])
+    except ValueError as problem:
+        raise StoreError(f"Its state file is damaged: {problem}.") from None
+    state = State.from_parts(Inventory.from_bytes(rest[:split]), rest[split:], side_files)
+    if state.digest != head["state"]:
+        raise StoreError("Its state file does not have the digest that it names.")
+    return state
