@@ -130,6 +130,14 @@ class EmbeddedPostgres:
         """Whether a server of this home accepts connections now."""
         return _accepts(self.home)
 
+    def guarded(self) -> bool:
+        """Whether somebody keeps this home's server running."""
+        lock = os.open(places(self.home).folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            return guard.held_by_others(lock)
+        finally:
+            os.close(lock)
+
     def _release(self) -> None:
         if self._users is not None:
             os.close(self._users)
@@ -138,13 +146,9 @@ class EmbeddedPostgres:
     def _ensure_guard(self, where: Places, account: Account) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
-        lock = os.open(where.folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if guard.held_by_others(lock):  # adopted: somebody else started it
-                self._guard = None
-                return
-        finally:
-            os.close(lock)
+        if self.guarded():  # adopted: somebody else started it
+            self._guard = None
+            return
         self._guard = _spawn_guard(where, account)
 
     def _wait_ready(self, where: Places, account: Account, said: int, deadline: float) -> None:
@@ -249,7 +253,8 @@ def _spawn_guard(where: Places, account: Account) -> subprocess.Popen[bytes]:
         "-c", "max_connections=200", "-c", "timezone=UTC", "-c", "log_timezone=UTC", "-c", "log_line_prefix=%m [%p] ",
     ]  # fmt: skip
     command = [
-        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data), "--sockets", str(where.sockets),
+        sys.executable, "-I", str(Path(guard.__file__).resolve()), "--data", str(where.data),
+        "--sockets", str(where.sockets),
         "--users-lock", str(where.folder / "users.lock"), "--guard-lock", str(where.folder / "guard.lock"),
         "--uid", str(account.uid), "--gid", str(account.gid), "--", *server,
     ]  # fmt: skip
