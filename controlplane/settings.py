@@ -48,12 +48,13 @@ INSTALLED_APPS = [
     "controlplane.jobs",
     "controlplane.api",
     "controlplane.dashboard",
+    "controlplane.embedded",
 ]
 
 MIDDLEWARE = [
     "controlplane.audit.middleware.request_id",
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "controlplane.static_files.StaticFiles",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.urls import include, path
 
 urlpatterns = [
     path("", include("controlplane.api.urls")),
     path("", include("controlplane.dashboard.urls")),
-    *staticfiles_urlpatterns(),
 ]

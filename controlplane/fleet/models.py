@@ -63,6 +63,9 @@ class Island(models.Model):
     epoch = models.PositiveIntegerField(null=True)
     phase = models.CharField(max_length=12, choices=Phase.choices, default=Phase.IDLE)
     reason = models.TextField(blank=True)
+    # Why the last sync was not accepted; empty once one was.
+    last_error = models.TextField(blank=True)
+    disabled_reason = models.TextField(blank=True)
     # What a verified sync report proved against the record: the only meaning of "at version N".
     verified_version = models.ForeignKey("registry.Version", on_delete=models.SET_NULL, null=True, related_name="islands")
     enrolled_at = models.DateTimeField(db_default=Now())

@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from operator import or_
 
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from controlplane.fleet import status
 from controlplane.fleet.models import Challenge, Island, SyncReport
@@ -66,7 +68,7 @@ def rows(chosen: Iterable[Island]) -> list[FleetRow]:
     """Rows of islands that came from `islands`."""
     every = list(chosen)
     now = clock.now()
-    ready = _ready_times({item.run_id for item in every if item.verified_version_id is not None})
+    ready = _ready_times(every)
     return [_row(item, now, ready[item.run_id]) for item in every]
 
 
@@ -89,11 +91,16 @@ def challenges(island: Island, limit: int = 50) -> list[Challenge]:
     return list(Challenge.objects.filter(island=island).select_related("version", "job").order_by("-created_at")[:limit])
 
 
-def _ready_times(runs: set[uuid.UUID]) -> dict[uuid.UUID, list[tuple[int, datetime]]]:
-    """Number and time of each ready version, ascending, per run."""
+def _ready_times(every: Iterable[Island]) -> dict[uuid.UUID, list[tuple[int, datetime]]]:
+    """Number and time of the ready versions that an island of their run has not reached, ascending, per run."""
+    held: dict[uuid.UUID, int] = {}
+    for item in every:
+        if item.verified_version is not None:
+            held[item.run_id] = min(item.verified_version.number, held.get(item.run_id, item.verified_version.number))
     found: dict[uuid.UUID, list[tuple[int, datetime]]] = defaultdict(list)
-    if runs:
-        ready = Version.objects.filter(run__in=runs, state=Version.State.READY, ready_at__isnull=False)
+    newer = [Q(run=run, number__gt=number) for run, number in held.items()]
+    if newer:
+        ready = Version.objects.filter(reduce(or_, newer), state=Version.State.READY, ready_at__isnull=False)
         for run, number, moment in ready.order_by("number").values_list("run", "number", "ready_at"):
             found[run].append((number, moment))
     return found
@@ -103,8 +110,10 @@ def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> Fl
     head, verified = island.channel.version, island.verified_version
     facts = Facts(
         enabled=island.enabled,
+        disabled_reason=island.disabled_reason,
         phase=island.phase,
         reason=island.reason,
+        last_error=island.last_error,
         seconds_since_seen=None if island.last_seen_at is None else (now - island.last_seen_at).total_seconds(),
         heartbeat_seconds=settings.MAILBOAT_HEARTBEAT_SECONDS,
         clock_skew_seconds=island.clock_skew_seconds,

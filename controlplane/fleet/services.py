@@ -9,7 +9,6 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.accounts import credentials
@@ -165,7 +164,7 @@ def heartbeat(
         digest=digest,
         epoch=epoch,
         phase=phase,
-        reason=reason[:1000] if island.enabled else F("reason"),
+        reason=reason[:1000],
         last_seen_at=Now(),
         clock_skew_seconds=skew,
     )
@@ -227,8 +226,8 @@ def report_sync(
                 "last_patch_bytes": bytes,
                 "last_seconds": dict(seconds or {}),
             }
-        if island.enabled:
-            changes["reason"] = problem[:1000]
+        if accepted or problem:
+            changes["last_error"] = problem[:1000]
         Island.objects.filter(pk=island.pk).update(**changes)
         _forget_old_reports(island)
     report.refresh_from_db()
@@ -253,7 +252,9 @@ def _forget_old_reports(island: Island) -> None:
 def set_enabled(island: Island, enabled: bool, *, reason: str = "", actor: str) -> None:
     """Lets an island follow its channel, or stops it from doing so; an island that failed a challenge is stopped with evidence."""
     with transaction.atomic():
-        changed = Island.objects.filter(pk=island.pk, enabled=not enabled).update(enabled=enabled, reason=reason[:1000])
+        changed = Island.objects.filter(pk=island.pk, enabled=not enabled).update(
+            enabled=enabled, disabled_reason="" if enabled else reason[:1000]
+        )
         if changed:
             audit.record(
                 island.project,
@@ -294,9 +295,8 @@ def answer_challenge(
     except (Challenge.DoesNotExist, ValueError):
         raise Missing("There is no such challenge for this island.") from None
     held = (version, digest) == (challenge.version.number, challenge.version.state_digest)
-    state = Challenge.State.ANSWERED if held and not error else Challenge.State.MOVED
-    if error and held:
-        state = Challenge.State.ANSWERED  # it holds the version and can't answer: the job judges that, with the error
+    # An island that holds the version and can't answer has answered too: the job judges the error.
+    state = Challenge.State.ANSWERED if held else Challenge.State.MOVED
     with transaction.atomic():
         rows = Challenge.objects.filter(pk=challenge.pk, state=Challenge.State.OPEN).update(
             state=state, answer=answer, error=error[:1000], answered_at=Now()

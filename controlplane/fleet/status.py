@@ -37,8 +37,10 @@ class Facts:
     """What the database knows, with ages by its own clock."""
 
     enabled: bool
+    disabled_reason: str
     phase: str
     reason: str
+    last_error: str
     seconds_since_seen: float | None
     heartbeat_seconds: int
     clock_skew_seconds: float | None
@@ -53,7 +55,7 @@ class Facts:
 def health(facts: Facts) -> tuple[Health, str]:
     """The state and one sentence."""
     if not facts.enabled:
-        return Health.DISABLED, facts.reason or "Switched off by an operator."
+        return Health.DISABLED, facts.disabled_reason or "Switched off by an operator."
     if facts.seconds_since_seen is None:
         return Health.LOST, "Enrolled, but never heard of."
     silent = int(facts.seconds_since_seen)
@@ -74,8 +76,8 @@ def sync(facts: Facts) -> tuple[Sync, str]:
     if facts.head_version is None:
         return Sync.UNKNOWN, "The channel has no version yet."
     if facts.verified_version is None:
-        said = f" It reports: {facts.reason}" if facts.reason else ""
-        return Sync.UNKNOWN, f"No verified sync has been reported yet.{said}"
+        said = facts.last_error or facts.reason
+        return Sync.UNKNOWN, " ".join(filter(None, ["No verified sync has been reported yet.", said]))
     if facts.claimed_digest != facts.verified_digest:
         holds = "nothing" if not facts.claimed_digest else f"{facts.claimed_digest[:12]}"
         return Sync.UNKNOWN, f"It says that it holds {holds}; its last verified version was {facts.verified_version}."
@@ -83,5 +85,5 @@ def sync(facts: Facts) -> tuple[Sync, str]:
         return Sync.CURRENT, f"At version {facts.head_version}."
     if facts.verified_version > facts.head_version:
         return Sync.AHEAD, f"At version {facts.verified_version}; the channel went back to {facts.head_version}."
-    why = facts.reason or {"idle": "It has not started the sync yet."}.get(facts.phase, f"It is {facts.phase}.")
+    why = facts.last_error or facts.reason or {"idle": "It has not started the sync yet."}.get(facts.phase, f"It is {facts.phase}.")
     return Sync.BEHIND, f"At version {facts.verified_version} of {facts.head_version}. {why}"

@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,6 +159,14 @@ def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
             _publish(handle, source, target)
         finally:
             os.close(handle)
+
+
+def require_space(length: int) -> None:
+    """Raises StorageFull early, before a client sends what can't be kept."""
+    root = Path(settings.MAILBOAT_BLOB_ROOT)
+    root.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(root).free < length:
+        raise StorageFull(f"The disk of the blob store has no room for {length} more bytes; free space there and try again.")
 
 
 def drop_upload(run: uuid.UUID, upload: uuid.UUID) -> None:

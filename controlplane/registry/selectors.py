@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -33,6 +35,13 @@ def run(project: Project, name: str) -> Run:
     if found is None:
         raise Missing(f"There is no run {name} in this project.")
     return found
+
+
+def standing(runs: Sequence[Run]) -> tuple[dict[uuid.UUID, Epoch], dict[uuid.UUID, Version]]:
+    """The current epoch and the newest ready version of each run, by the run's key."""
+    epochs = Epoch.objects.filter(run__in=runs).order_by("run", "-number").distinct("run")
+    ready = Version.objects.filter(run__in=runs, state=READY).order_by("run", "-number").distinct("run")
+    return {row.run_id: row for row in epochs}, {row.run_id: row for row in ready.defer("envelope", "side_files")}
 
 
 def current_epoch(run: Run) -> Epoch:
@@ -139,3 +148,9 @@ def plan_nodes(run: Run, target: int, held: str) -> list[planning.Node]:
         )
         for row in chosen
     ]
+
+
+def heads(project: Project) -> QuerySet[Channel]:
+    """The channel `latest` of every run of a project."""
+    found = Channel.objects.filter(run__project=project, name=Channel.LATEST)
+    return found.select_related("run", "version").order_by("run__name")

@@ -106,8 +106,12 @@ def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
         upload.size = size
     upload.offset = blobs.upload_offset(run.pk, upload.pk)
     if upload.offset == size:  # every byte had arrived when the process ended
-        finish_upload(upload)
-        return None
+        try:
+            finish_upload(upload)
+            return None
+        except Unacceptable:
+            upload.offset = 0  # what lay there was damaged and is gone
+    blobs.require_space(size - upload.offset)
     return upload
 
 

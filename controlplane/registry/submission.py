@@ -18,7 +18,7 @@ from controlplane.registry import blobs
 from controlplane.registry.errors import Refusal, Unacceptable
 from controlplane.registry.models import Blob, Run
 from mailboat.checkpoint.inventory import Inventory
-from mailboat.checkpoint.paths import side_path_problem
+from mailboat.checkpoint.side_files import path_problem as side_path_problem
 from mailboat.checkpoint.source import SideFile
 from mailboat.digest import State
 from mailboat.errors import InventoryMismatch, MailboatError

@@ -63,6 +63,8 @@ class Migration(migrations.Migration):
                 ('epoch', models.PositiveIntegerField(null=True)),
                 ('phase', models.CharField(choices=[('idle', 'Idle'), ('fetching', 'Fetching'), ('preparing', 'Preparing'), ('committing', 'Committing'), ('error', 'Error'), ('fenced', 'Fenced')], default='idle', max_length=12)),
                 ('reason', models.TextField(blank=True)),
+                ('last_error', models.TextField(blank=True)),
+                ('disabled_reason', models.TextField(blank=True)),
                 ('enrolled_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('last_seen_at', models.DateTimeField(null=True)),
                 ('clock_skew_seconds', models.FloatField(null=True)),

@@ -1,0 +1,51 @@
+"""What the plain asynchronous views share: database work on the request's thread, and refusals as problem documents."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
+
+from controlplane.api import problems
+
+P = ParamSpec("P")
+T = TypeVar("T")
+View = Callable[..., Awaitable[HttpResponseBase]]
+
+
+def in_database(function: Callable[P, T]) -> Callable[P, Awaitable[T]]:
+    """Runs a synchronous function on the request's thread and gives its connection back at once, not when the request ends."""
+
+    @functools.wraps(function)
+    def released(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return sync_to_async(released)
+
+
+def view(*methods: str) -> Callable[[View], View]:
+    """An asynchronous view for these methods whose refusals are answered with problem documents."""
+
+    def decorate(inner: View) -> View:
+        @functools.wraps(inner)
+        async def outer(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+            if request.method not in methods:
+                return HttpResponseNotAllowed(methods)
+            try:
+                return await inner(request, **kwargs)
+            except Exception as error:
+                answer = problems.response(error)
+                if answer is None:
+                    raise
+                return answer
+
+        return outer
+
+    return decorate

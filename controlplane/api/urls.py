@@ -1,0 +1,42 @@
+"""Addresses of the API. Uploads (`blobs/uploads/{id}`) are answered below Django, in `api.uploads`."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView
+
+from controlplane.api import blob_view, fleet_views, head_view, health, job_views, problems, views
+
+RUN = "runs/<slug:run>"
+
+project = [
+    path("runs", views.Runs.as_view()),
+    path(RUN, views.RunDetail.as_view()),
+    path(f"{RUN}/epochs", views.Epochs.as_view()),
+    path(f"{RUN}/blobs", views.Blobs.as_view()),
+    path(f"{RUN}/blobs/<slug:sha256>", blob_view.blob),
+    path(f"{RUN}/versions", views.Versions.as_view()),
+    path(f"{RUN}/versions/<int:number>", views.VersionDetail.as_view()),
+    path(f"{RUN}/versions/<int:number>/manifest", views.Manifest.as_view()),
+    path(f"{RUN}/channels/<slug:channel>/head", head_view.head),
+    path(f"{RUN}/plan", views.Plan.as_view()),
+    path("enrolment-tokens", fleet_views.EnrolmentTokens.as_view()),
+    path("islands", fleet_views.Islands.as_view()),
+    path("islands/enrol", fleet_views.Enrol.as_view()),
+    path("islands/<uuid:island>", fleet_views.IslandDetail.as_view()),
+    path("islands/<uuid:island>/heartbeat", fleet_views.Heartbeat.as_view()),
+    path("islands/<uuid:island>/syncs", fleet_views.Syncs.as_view()),
+    path("islands/<uuid:island>/challenges/<uuid:challenge>", fleet_views.Challenges.as_view()),
+    path("fleet", fleet_views.Fleet.as_view()),
+    path("jobs", job_views.Jobs.as_view()),
+    path("jobs/<uuid:job>", job_views.JobDetail.as_view()),
+    path("jobs/<uuid:job>/cancel", job_views.CancelJob.as_view()),
+]
+
+urlpatterns = [
+    path("health/live", health.live, name="health-live"),
+    path("health/ready", health.ready, name="health-ready"),
+    path("api/schema", SpectacularAPIView.as_view(), name="api-schema"),
+    path("api/v1/projects/<slug:project>/", include(project)),
+    path("api/<path:rest>", problems.unknown_address),
+]

@@ -1,0 +1,34 @@
+"""Work that people start: replaying a version, verifying an island. A second trigger joins the unfinished job."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import transaction
+
+from controlplane.fleet import selectors as fleet
+from controlplane.jobs import services
+from controlplane.jobs.models import Job
+from controlplane.registry import selectors as registry
+from controlplane.registry.errors import Refusal
+from controlplane.registry.models import Project, Version
+
+
+def replay(project: Project, run: str, version: int, *, actor: str) -> tuple[Job, bool]:
+    """Rebuilds a version from the nearest anchor and compares it with the record. Raises Missing, Refusal `not_ready`."""
+    row = registry.version(registry.run(project, run), version)
+    if row.state != Version.State.READY:
+        raise Refusal(f"Version {version} is {row.state}; only ready versions can be replayed.", code="not_ready")
+    with transaction.atomic():
+        return services.enqueue(
+            Job.Kind.REPLAY, row.run, {"version": version}, f"replay:{row.run_id}:{version}", requested_by=actor
+        )
+
+
+def verify(project: Project, island: uuid.UUID | str, *, actor: str) -> tuple[Job, bool]:
+    """Challenges an island over what it holds. Raises Missing, Refusal `nothing_held`."""
+    row = fleet.island(project, island)
+    if row.verified_version is None:
+        raise Refusal(f"The island {row.name} has not reported any verified version yet.", code="nothing_held")
+    with transaction.atomic():
+        return services.enqueue(Job.Kind.VERIFY, row.run, {"island": str(row.pk)}, f"verify:{row.pk}", requested_by=actor)
