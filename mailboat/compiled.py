@@ -277,39 +277,37 @@ def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
     return np.int64(RICE_OK)
 
 
-@njit("uint64(uint64, int64, uint64, uint64)", nogil=True, cache=True, inline="always")
-def _rank(bits: Any, order: Any, sign: Any, mask: Any) -> Any:
-    if order == 0:
-        return bits
-    if order == 1:
-        return bits ^ sign
-    if bits & sign != np.uint64(0):
-        return ~bits & mask
-    return bits | sign
+@njit("uint64(uint64, uint64, uint64, uint64, uint64)", nogil=True, cache=True, inline="always")
+def _rank(bits: Any, flip: Any, floats: Any, top: Any, mask: Any) -> Any:
+    """Rank of a bit pattern: the sign flipped, and for negative floats every bit. No branches: signs look random."""
+    negative = np.uint64(0) - (bits >> top)
+    return bits ^ ((flip | (negative & floats)) & mask)
 
 
-@njit("uint64(uint64, int64, uint64, uint64)", nogil=True, cache=True, inline="always")
-def _unrank(rank: Any, order: Any, sign: Any, mask: Any) -> Any:
-    if order == 0:
-        return rank
-    if order == 1:
-        return rank ^ sign
-    if rank & sign != np.uint64(0):
-        return rank ^ sign
-    return ~rank & mask
+@njit("uint64(uint64, uint64, uint64, uint64, uint64)", nogil=True, cache=True, inline="always")
+def _unrank(rank: Any, flip: Any, floats: Any, top: Any, mask: Any) -> Any:
+    """Undo `_rank`."""
+    negative = (rank >> top) - np.uint64(1)
+    return rank ^ ((flip | (negative & floats)) & mask)
 
 
-@njit("int64(uint64[::1], uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1])", nogil=True, cache=True, error_model="numpy")
-def encode_values(
-    old: Any, new: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any
-) -> Any:
+@njit(
+    "int64(uint64[::1], uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def encode_values(old: Any, new: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any) -> Any:
     """One byte per changed element: its step in rank order, zigzag, or 0 and the element itself in `literals`.
 
-    Returns the number of literals. `values` needs room for one byte, `literals` for `width` bytes per position.
+    `order`: 0 unsigned, 1 signed, 2 float. Returns the number of literals. `values` needs room for one byte, `literals` for
+    `width` bytes per position.
     """
     element_bits = np.uint64(8 * width)
     mask = _ONES >> (np.uint64(64) - element_bits)
-    sign = np.uint64(1) << (element_bits - np.uint64(1))
+    top = element_bits - np.uint64(1)
+    flip = np.uint64(0) if order == 0 else np.uint64(1) << top
+    floats = _ONES if order == 2 else np.uint64(0)
     count = np.int64(0)
     for i in range(positions.size):
         byte = np.int64(positions[i]) * width
@@ -317,36 +315,39 @@ def encode_values(
         shift = np.uint64((byte & 7) * 8)
         before = (old[word] >> shift) & mask
         after = (new[word] >> shift) & mask
-        up = (_rank(after, order, sign, mask) - _rank(before, order, sign, mask)) & mask
+        up = (_rank(after, flip, floats, top, mask) - _rank(before, flip, floats, top, mask)) & mask
         down = (np.uint64(0) - up) & mask
-        if up <= np.uint64(127):
-            values[i] = np.uint8(up * np.uint64(2) - np.uint64(1))
-        elif down <= np.uint64(127):
-            values[i] = np.uint8(down * np.uint64(2))
-        else:
+        if up > np.uint64(127) and down > np.uint64(127):
             values[i] = np.uint8(0)
             for b in range(width):
                 literals[count * width + b] = np.uint8((after >> np.uint64(8 * b)) & np.uint64(0xFF))
             count += 1
+        else:
+            values[i] = np.uint8(min(up * np.uint64(2) - np.uint64(1), down * np.uint64(2)))
     return count
 
 
-@njit("int64(uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1], uint8[::1])", nogil=True, cache=True, error_model="numpy")
-def decode_values(
-    old: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any, out: Any
-) -> Any:
+@njit(
+    "int64(uint64[::1], uint32[::1], int64, int64, uint8[::1], uint8[::1], uint8[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_values(old: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any, out: Any) -> Any:
     """New elements (`width` bytes each) from the old block and the value codes; returns a VALUES_* status.
 
     A literal that a step could have said is refused, and so is a number of literals that does not fit.
     """
     element_bits = np.uint64(8 * width)
     mask = _ONES >> (np.uint64(64) - element_bits)
-    sign = np.uint64(1) << (element_bits - np.uint64(1))
+    top = element_bits - np.uint64(1)
+    flip = np.uint64(0) if order == 0 else np.uint64(1) << top
+    floats = _ONES if order == 2 else np.uint64(0)
     at = np.int64(0)
     for i in range(positions.size):
         byte = np.int64(positions[i]) * width
         before = (old[byte >> 3] >> np.uint64((byte & 7) * 8)) & mask
-        rank = _rank(before, order, sign, mask)
+        rank = _rank(before, flip, floats, top, mask)
         code = np.uint64(values[i])
         if code == np.uint64(255):
             return np.int64(VALUES_RESERVED)
@@ -357,15 +358,15 @@ def decode_values(
             for b in range(width):
                 after |= np.uint64(literals[at + b]) << np.uint64(8 * b)
             at += width
-            up = (_rank(after, order, sign, mask) - rank) & mask
+            up = (_rank(after, flip, floats, top, mask) - rank) & mask
             if up <= np.uint64(127) or ((np.uint64(0) - up) & mask) <= np.uint64(127):
                 return np.int64(VALUES_LITERAL)
         else:
-            if code & np.uint64(1):
-                rank = (rank + ((code + np.uint64(1)) >> np.uint64(1))) & mask
-            else:
-                rank = (rank - (code >> np.uint64(1))) & mask
-            after = _unrank(rank, order, sign, mask)
+            half = (code + np.uint64(1)) >> np.uint64(1)
+            odd = np.uint64(0) - (code & np.uint64(1))
+            # Odd codes step up, even ones down: half, or its two's complement.
+            step = (half & odd) | ((np.uint64(0) - half) & ~odd)
+            after = _unrank((rank + step) & mask, flip, floats, top, mask)
         for b in range(width):
             out[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & np.uint64(0xFF))
     if at != literals.size:
@@ -376,19 +377,48 @@ def decode_values(
 @njit("void(uint8[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def split_planes(data: Any, width: Any, out: Any) -> None:
     """Byte planes of elements: all lowest bytes, then the next ones, and so on."""
+    # A constant stride is what lets the compiler use vectors, hence one loop per width.
     count = data.size // width
-    for plane in range(width):
+    if width == 1:
+        out[:] = data
+    elif width == 2:
+        low, high = out[:count], out[count:]
         for i in range(count):
-            out[plane * count + i] = data[i * width + plane]
+            low[i] = data[2 * i]
+            high[i] = data[2 * i + 1]
+    elif width == 4:
+        for plane in range(4):
+            part = out[plane * count : (plane + 1) * count]
+            for i in range(count):
+                part[i] = data[4 * i + plane]
+    else:
+        for plane in range(8):
+            part = out[plane * count : (plane + 1) * count]
+            for i in range(count):
+                part[i] = data[8 * i + plane]
 
 
 @njit("void(uint8[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def join_planes(planes: Any, width: Any, out: Any) -> None:
     """Undo `split_planes`."""
     count = planes.size // width
-    for plane in range(width):
+    if width == 1:
+        out[:] = planes
+    elif width == 2:
+        low, high = planes[:count], planes[count:]
         for i in range(count):
-            out[i * width + plane] = planes[plane * count + i]
+            out[2 * i] = low[i]
+            out[2 * i + 1] = high[i]
+    elif width == 4:
+        for plane in range(4):
+            part = planes[plane * count : (plane + 1) * count]
+            for i in range(count):
+                out[4 * i + plane] = part[i]
+    else:
+        for plane in range(8):
+            part = planes[plane * count : (plane + 1) * count]
+            for i in range(count):
+                out[8 * i + plane] = part[i]
 
 
 @njit("void(uint32[::1], uint8[::1], int64, int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")

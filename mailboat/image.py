@@ -24,7 +24,7 @@ from mailboat.checkpoint.replace import put_in_place, temporary_beside
 from mailboat.checkpoint.side_files import SideFile, parse_side_files, side_file
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.checkpoint.writing import write_checkpoint
-from mailboat.digest import State, measure, measure_sums, seeds
+from mailboat.digest import State, measure, measure_sums
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
 from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
 from mailboat.overlay import Overlaid, Overlay, Record
@@ -164,7 +164,7 @@ class Image:
         """Decode every changed block into the overlay; returns what that does to the sums."""
         tensors = self.inventory.tensors
         delta = np.zeros((len(tensors), 2), np.uint64)
-        prepared = [tuple(np.uint64(seed) for seed in seeds(tensor)) for tensor in tensors]
+        seeds = [blocks.seeds_of(tensor) for tensor in tensors]
 
         def jobs() -> Iterator[tuple[int, int, BlockCode]]:
             for index in range(len(tensors)):
@@ -177,9 +177,8 @@ class Image:
             self.read(index, first * code.width, old_bytes)
             positions, new = blocks.decode(scratch, old, code)
             new_bytes = new.view(np.uint8)[: old_bytes.size]
-            change = np.zeros(2, np.uint64)
-            piece, row, word = Geometry.of(tensors[index]).piece(first, code.elements)
-            kernels().sum_changes(old_bytes, new_bytes, positions, code.width, piece, row, word, *prepared[index], change)
+            piece = Geometry.of(tensors[index]).piece(first, code.elements)
+            change = blocks.sum_change(old_bytes, new_bytes, positions, code.width, piece, seeds[index])
             elements = blocks.gather(scratch, new, positions, code.width)
             return _Decoded(index, first * code.width, positions, elements, new_bytes, change)
 

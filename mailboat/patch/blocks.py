@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes
+from mailboat.digest import seeds
 from mailboat.errors import PatchError
 from mailboat.patch.backends import kernels
 from mailboat.patch.format import DENSE, POSITIONAL, SAME, XOR, rice_parameter
@@ -16,9 +18,13 @@ from mailboat.patch.scratch import Scratch, Words
 from mailboat.patch.streams import estimate
 
 Positions = npt.NDArray[np.uint32]
+Sums = npt.NDArray[np.uint64]
+Seeds = tuple[np.uint64, np.uint64]
 _NOTHING = np.empty(0, np.uint8)
 # Below one change in 16 elements, positions always win; above, sizes are compared.
 _DENSE_FROM = 16
+# Where more than one element in 8 changes, two scans cost less than visiting the words.
+_SCAN_FROM = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,24 @@ def encode(scratch: Scratch, old: Words, new: Words, positions: Positions, eleme
     packed = scratch.bytes("packed", position_bytes)
     compiled.rice_encode(positions, r, packed)
     return Encoded(POSITIONAL, packed, values, literals, _NOTHING)
+
+
+def seeds_of(tensor: Tensor) -> Seeds:
+    """A tensor's sum seeds as the kernels take them."""
+    seed_a, seed_b = seeds(tensor)
+    return np.uint64(seed_a), np.uint64(seed_b)
+
+
+def sum_change(old: Bytes, new: Bytes, positions: Positions, width: int, piece: tuple[int, int, int], seed: Seeds) -> Sums:
+    """What the changes at `positions` do to a tensor's two sums; `piece` as from `Geometry.piece`."""
+    change = np.zeros(2, np.uint64)
+    if positions.size * _SCAN_FROM <= old.size // width:
+        kernels().sum_changes(old, new, positions, width, *piece, *seed, change)
+        return change
+    kernels().sum_rows(new, *piece, *seed, change)
+    before = np.zeros(2, np.uint64)
+    kernels().sum_rows(old, *piece, *seed, before)
+    return change - before
 
 
 def _planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width: int) -> dict[int, Bytes]:

@@ -20,7 +20,7 @@ from blake3 import blake3
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.side_files import SideFile, side_file
 from mailboat.checkpoint.source import Bytes, TensorSource
-from mailboat.digest import State, seeds
+from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder
 from mailboat.errors import CheckpointChanged, InventoryMismatch, PatchError
 from mailboat.patch import blocks
@@ -131,7 +131,7 @@ class _Builder:
         if not 0 <= part.index < part.count or not self.carried <= set(range(len(self.inventory.tensors))):
             raise InventoryMismatch("The part names tensors that the inventory does not have; derive it from the inventory.")
         self.geometries = [Geometry.of(tensor) for tensor in self.inventory.tensors]
-        self.seeds = [tuple(np.uint64(seed) for seed in seeds(tensor)) for tensor in self.inventory.tensors]
+        self.seeds = [blocks.seeds_of(tensor) for tensor in self.inventory.tensors]
         self.orders = [order_of(tensor.dtype) for tensor in self.inventory.tensors]
         self.directory: dict[int, list[tuple[int, int, int, int]]] = {index: [] for index in sorted(self.carried)}
         count = len(self.inventory.tensors)
@@ -185,12 +185,11 @@ class _Builder:
         self.base.read(job.index, job.first * width, old_bytes)
         self.target.read(job.index, job.first * width, new_bytes)
         positions = blocks.changes(scratch, old, new, width)
-        base_sums, delta = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
-        piece, row, word = geometry.piece(job.first, job.elements)
-        seed_a, seed_b = self.seeds[job.index]
+        base_sums = np.zeros(2, np.uint64)
+        piece, seed = geometry.piece(job.first, job.elements), self.seeds[job.index]
         if self.base_state is None:
-            kernels().sum_rows(old_bytes, piece, row, word, seed_a, seed_b, base_sums)
-        kernels().sum_changes(old_bytes, new_bytes, positions, width, piece, row, word, seed_a, seed_b, delta)
+            kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
+        delta = blocks.sum_change(old_bytes, new_bytes, positions, width, piece, seed)
         if job.carried:
             encoded = blocks.encode(scratch, old, new, positions, job.elements, width, self.orders[job.index])
         else:
