@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from mailboat.errors import DiskFull
+from mailboat.errors import DiskFull, StoreError
 
 
 def sync_folder(folder: Path) -> None:
@@ -74,3 +75,21 @@ def disk_full_as_error(folder: Path) -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise DiskFull(f"the disk of {folder} is full; free some space there") from error
+
+
+def lock_file(path: Path, taken: str) -> int:
+    """Locks a file for this process until `unlock_file`; raises StoreError with the sentence ``taken`` when another has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise
+        raise StoreError(taken) from error
+    return descriptor
+
+
+def unlock_file(descriptor: int) -> None:
+    """Lets another process lock it."""
+    os.close(descriptor)

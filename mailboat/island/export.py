@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mailboat.checkpoint.files import Checkpoint, Layout
+from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.durable import disk_full_as_error, remove, removed_on_failure, rename_durably, sync_folder
 from mailboat.image import Image
@@ -38,15 +38,16 @@ class Export:
             with disk_full_as_error(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._clear_partial()
-                self._write_new(place, image, held.base.path, note)
+                self._write_new(place, image, note)
         self._point_at(place)
         self._prune(place)
         return place
 
-    def _write_new(self, place: Path, image: Image, base: str, note: dict[str, Any]) -> None:
+    def _write_new(self, place: Path, image: Image, note: dict[str, Any]) -> None:
         partial = self.folder / f".partial-{place.name}-{os.getpid()}"
         with removed_on_failure(partial):
-            write_checkpoint(image, partial, layout=_layout_of(base), expect=image.state)
+            with Checkpoint.open(image.folder, aliases=image.inventory.aliases) as shards:
+                write_checkpoint(image, partial, layout=shards.layout, expect=image.state)
             (partial / NOTE).write_text(json.dumps(note))
             if place.exists():  # another epoch's or run's version of that number
                 old = self.folder / f".partial-old-{place.name}-{os.getpid()}"
@@ -80,12 +81,3 @@ class Export:
             return json.loads((place / NOTE).read_text())
         except (OSError, ValueError):
             return None
-
-
-def _layout_of(base: str) -> Layout | None:
-    """The shards of the base, so that readers find the files that they know; one file when the base is gone."""
-    try:
-        with Checkpoint.open(base) as checkpoint:
-            return checkpoint.layout
-    except Exception:  # noqa: BLE001 - a reference whose files went away must not stop an export
-        return None

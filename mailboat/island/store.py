@@ -13,8 +13,6 @@ It must never write inside a base or a log entry, and never let two processes us
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mailboat.durable import disk_full_as_error, remove, rename_durably, sync_folder, write_durably
+from mailboat.durable import disk_full_as_error, lock_file, remove, rename_durably, sync_folder, unlock_file, write_durably
 from mailboat.errors import StoreError
 from mailboat.island.marker import Base, LogEntry, Marker
 from mailboat.manifest import BlobRef
@@ -41,7 +39,9 @@ class Store:
         with disk_full_as_error(self.root):
             for folder in (self.root, self.base_folder, self.log_folder, self.documents, self.incoming):
                 folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.root / "lock")
+        self._lock = lock_file(
+            self.root / "lock", f"Another process uses the store {self.root}; stop it or choose another --store."
+        )
 
     @property
     def base_folder(self) -> Path:
@@ -65,7 +65,7 @@ class Store:
 
     def close(self) -> None:
         """Lets another process use the store."""
-        os.close(self._lock)
+        unlock_file(self._lock)
 
     # -- marker
 
@@ -215,18 +215,6 @@ class Store:
         if shared.parent.stat().st_uid != os.getuid():
             return here
         return shared
-
-
-def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise
-        raise StoreError(f"Another process uses the store {path.parent}; stop it or choose another --store.") from error
-    return descriptor
 
 
 def _sync_tree(folder: Path) -> None:

@@ -1,0 +1,315 @@
+"""The publisher: turns a checkpoint or the tensors of a training process into the next version of a run.
+
+Every patch is made against the bytes of the last *ready* version, never against what was sent or hoped for last. Nothing is
+visible before the one commit call, and repeating that is harmless. It must never retry a publish under another number by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from mailboat.checkpoint.files import Checkpoint
+from mailboat.checkpoint.source import TensorSource
+from mailboat.client import Api
+from mailboat.digest import State, measure
+from mailboat.durable import disk_full_as_error, remove
+from mailboat.errors import MailboatError, Unreachable
+from mailboat.image import Image
+from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
+from mailboat.patch.build import build_patch
+from mailboat.replies import AnchorFile, RunInfo, VersionInfo
+from mailboat.trainer.copy import Candidate, LocalCopy
+from mailboat.trainer.hooks import NamedTensors, tensor_source
+from mailboat.transfer import file_blob, upload_bytes, upload_file
+
+PENDING = frozenset({"committed", "building", "validating"})
+FAILED = "failed"
+FIRST_POLL, LONGEST_POLL = 0.05, 2.0  # seconds between looks at a version that is not ready yet
+
+
+class PublishFailed(MailboatError):
+    """A committed version was refused by validation. It keeps its number; the next publish starts from the last ready one."""
+
+    code = "publish_failed"
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    """A committed version. ``patch_bytes`` and ``changed`` are None for a version that stands alone."""
+
+    number: int
+    digest: str
+    patch_bytes: int | None
+    changed: int | None
+    elements: int
+    full_bytes: int
+    _api: Api = field(repr=False, compare=False)
+    _run: str = field(repr=False, compare=False)
+
+    def wait_ready(self, timeout: float | None = None) -> PublishedVersion:
+        """Waits until the version is ready. Raises PublishFailed when it is refused, Unreachable after ``timeout`` seconds."""
+        version = _await_end(self._api, self._run, self.number, timeout)
+        if version.state == FAILED:
+            raise PublishFailed(f"Version {self.number} was refused: {version.reason or 'no reason was given'}")
+        return self
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A commit whose answer was lost: if the server has it after all, publishing the same again gives that version."""
+
+    manifest: str
+    step: int | None
+    version: PublishedVersion
+
+
+class Publisher:
+    """Publishes the versions of one run; one publish at a time.
+
+    ``token`` has the role publisher. ``state_dir`` keeps the copy of the last ready version between processes; without one it
+    lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run is made when
+    it does not exist. Use as a context manager or call `close`.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        project: str,
+        run: str,
+        token: str,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        served_format: str = "",
+    ) -> None:
+        self._api = Api(server, project, token, ca_file=ca_file)
+        self._run = run
+        self._served_format = served_format
+        self._known = False
+        self._lock = threading.Lock()
+        self._attempt: _Attempt | None = None
+        self._copy = LocalCopy(None if state_dir is None else Path(state_dir))
+
+    def __enter__(self) -> Publisher:
+        """Returns the publisher itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes."""
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the copy and of connections."""
+        self._copy.close()
+        self._api.close()
+
+    def publish_checkpoint(
+        self, path: str | os.PathLike[str], step: int | None = None, wait: bool = True
+    ) -> PublishedVersion:
+        """Publishes a `.safetensors` file or checkpoint folder, which must rest meanwhile.
+
+        With ``wait`` returns when the version is ready. Raises CheckpointError, CheckpointChanged, InventoryMismatch (with the
+        names), Conflict (another publisher was faster; nothing was changed), PublishFailed, Unreachable, DiskFull.
+        """
+        with Checkpoint.open(Path(path)) as checkpoint:
+            return self._publish(checkpoint, step, wait=wait)
+
+    def publish(
+        self,
+        named_tensors: NamedTensors,
+        step: int | None = None,
+        side_files: Mapping[str, bytes] | None = None,
+        wait: bool = True,
+    ) -> PublishedVersion:
+        """Publishes torch tensors (any device, contiguous or not) or NumPy arrays by name, bit for bit.
+
+        They must rest until this returns. ``side_files`` maps POSIX paths to bytes (config.json, tokenizer ...); None keeps
+        those of the last ready version. Otherwise as `publish_checkpoint`.
+        """
+        with self._lock:
+            base = self._base()
+            if side_files is None:
+                image = base[1]
+                side_files = {} if image is None else {file.path: image.read_side(file.path) for file in image.side_files}
+            source = tensor_source(named_tensors, side_files)
+            return self._commit(source, step, *base, wait=wait)
+
+    def _publish(self, source: TensorSource, step: int | None, *, wait: bool) -> PublishedVersion:
+        with self._lock:
+            return self._commit(source, step, *self._base(), wait=wait)
+
+    # -- where the run stands
+
+    def _base(self) -> tuple[RunInfo, Image | None, VersionInfo | None]:
+        """The run, the copy of its last ready version (None before the first), and its newest version. Waits for a pending one."""
+        if not self._known:
+            self._api.create_run(self._run, served_format=self._served_format)
+            self._known = True
+        newest = self._api.newest_version(self._run)
+        if newest is not None and newest.state in PENDING:
+            newest = _await_end(self._api, self._run, newest.number, None)
+        info = self._api.run(self._run)
+        if info.latest_ready is None:
+            return info, None, newest
+        return info, self._copy.bring_to(info.latest_ready, self._api, self._run, info.id), newest
+
+    # -- one version
+
+    def _commit(
+        self, source: TensorSource, step: int | None, info: RunInfo, image: Image | None, newest: VersionInfo | None,
+        *, wait: bool,
+    ) -> PublishedVersion:  # fmt: skip
+        number = 0 if newest is None else newest.number + 1
+        if image is None or info.latest_ready is None:
+            version = self._commit_anchor(source, step, info, number)
+        else:
+            parent = ParentRef(info.latest_ready.number, info.latest_ready.state_digest)
+            version = self._commit_patch(source, step, info, number, parent, image, newest)
+        if wait:
+            version.wait_ready()
+        return version
+
+    def _commit_patch(
+        self, source: TensorSource, step: int | None, info: RunInfo, number: int, parent: ParentRef, image: Image,
+        newest: VersionInfo | None,
+    ) -> PublishedVersion:  # fmt: skip
+        path = self._copy.folder(image.state.inventory.full_bytes) / f"version-{number}.mbp"
+        try:
+            with disk_full_as_error(path.parent):
+                built = build_patch(image, source, path, base_state=image.state)
+            _check_unchanged(source)
+            if (again := self._answered(built.target_state.digest, step, newest)) is not None:
+                remove(path)
+                return again
+            part = BlobRef(sha256=built.sha256, size=built.size)
+            upload_file(self._api, self._run, part, path)
+            patch = PatchRef((part,), built.changed)
+            manifest = self._manifest(built.target_state, info, number, parent, patch, step)
+            version = self._send(manifest, None, built.size, built.changed)
+        except BaseException:
+            remove(path)
+            raise
+        self._copy.keep(Candidate(parent.state, built.target_state, path))
+        return version
+
+    def _commit_anchor(self, source: TensorSource, step: int | None, info: RunInfo, number: int) -> PublishedVersion:
+        state = measure(source)
+        image = self._copy.replace(source, state)
+        _check_unchanged(source)
+        # What is uploaded is the copy that was just compared with the digests, so that the source may change from here on.
+        files = anchor_files(image)
+        for file, path in files:
+            upload_file(self._api, self._run, file.blob, path)
+        manifest = self._manifest(state, info, number, None, None, step)
+        return self._send(manifest, [file for file, _ in files], None, None)
+
+    def _manifest(
+        self, state: State, info: RunInfo, number: int, parent: ParentRef | None, patch: PatchRef | None, step: int | None
+    ) -> Manifest:
+        inventory = state.inventory
+        return Manifest(
+            run=info.id,
+            epoch=info.epoch,
+            number=number,
+            parent=parent,
+            inventory=upload_bytes(self._api, self._run, inventory.to_bytes()),
+            digests=upload_bytes(self._api, self._run, state.digests_bytes()),
+            side_files=state.side_files,
+            state=state.digest,
+            patch=patch,
+            elements=inventory.elements,
+            full_bytes=inventory.full_bytes,
+            step=step,
+        )
+
+    def _send(
+        self, manifest: Manifest, anchor: list[AnchorFile] | None, patch_bytes: int | None, changed: int | None
+    ) -> PublishedVersion:
+        version = PublishedVersion(
+            manifest.number, manifest.state, patch_bytes, changed, manifest.elements, manifest.full_bytes,
+            self._api, self._run,
+        )  # fmt: skip
+        self._attempt = _Attempt(manifest.sha256, manifest.step, version)
+        try:
+            self._api.commit_version(self._run, Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes()), anchor)
+        except Unreachable:
+            raise  # the attempt is remembered: the server may have it
+        except MailboatError:
+            self._attempt = None
+            raise
+        self._attempt = None
+        return version
+
+    def _answered(self, digest: str, step: int | None, newest: VersionInfo | None) -> PublishedVersion | None:
+        """The version that an earlier publish of the very same made, whose answer was lost."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None or newest is None or newest.state == FAILED:
+            return None
+        same = newest.manifest == attempt.manifest and attempt.version.digest == digest and attempt.step == step
+        return attempt.version if same else None
+
+
+def anchor_files(image: Image) -> list[tuple[AnchorFile, Path]]:
+    """The files of an image as an anchor: shards, index and side files."""
+    with Checkpoint.open(image.folder, aliases=dict(image.inventory.aliases)) as checkpoint:
+        names = [shard.name for shard in checkpoint.shards]
+        if checkpoint.layout.index is not None:
+            names.append(checkpoint.layout.index[0])
+        names += [file.path for file in checkpoint.side_files]
+    return [(AnchorFile(name, file_blob(image.folder / name)), image.folder / name) for name in names]
+
+
+def _check_unchanged(source: TensorSource) -> None:
+    if isinstance(source, Checkpoint):
+        source.check_unchanged()
+
+
+def _await_end(api: Api, run: str, number: int, timeout: float | None) -> VersionInfo:
+    """Waits until a version is no longer pending."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = FIRST_POLL
+    while True:
+        version = api.version(run, number)
+        if version.state not in PENDING:
+            return version
+        if deadline is not None and time.monotonic() >= deadline:
+            raise Unreachable(f"Version {number} is not ready after {timeout:.0f} s; look at its job.")
+        time.sleep(pause)
+        pause = min(LONGEST_POLL, pause * 1.3)
+
+
+def publish_on_server(
+    server: str,
+    project: str,
+    run: str,
+    token: str,
+    path: Path,
+    *,
+    step: int | None,
+    wait: bool,
+    ca_file: str | None = None,
+) -> VersionInfo:
+    """Asks the server's workers to build the next version from a checkpoint under one of their allowed roots.
+
+    Raises PublishFailed, Conflict, ApiError ``checkpoint_not_allowed``.
+    """
+    api = Api(server, project, token, ca_file=ca_file)
+    api.create_run(run)
+    newest = api.newest_version(run)
+    if newest is not None and newest.state in PENDING:
+        newest = _await_end(api, run, newest.number, None)
+    info = api.run(run)
+    parent = info.latest_ready.number if info.latest_ready else None
+    number = 0 if newest is None else newest.number + 1
+    version = api.commit_checkpoint(run, str(path.absolute()), number=number, parent=parent, epoch=info.epoch, step=step)
+    if wait:
+        version = _await_end(api, run, number, None)
+        if version.state == FAILED:
+            raise PublishFailed(f"Version {number} was refused: {version.reason or 'no reason was given'}")
+    return version
