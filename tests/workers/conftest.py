@@ -1,0 +1,87 @@
+"""A project with a run, and real workers on the test's own database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run(transactional_db: None, home: Path) -> Any:
+    """A run in a project of its own."""
+    from controlplane.registry import services
+
+    project = services.create_project("harbour", actor="test")
+    return services.create_run(project, "pilot", actor="test")
+
+
+@pytest.fixture
+def unsent(settings: Any) -> list[str]:
+    """Wake-ups are collected instead of sent; the list holds the ids of the jobs."""
+    sent: list[str] = []
+    _Collector.sent = sent
+    settings.MAILBOAT_JOB_SENDER = "tests.workers.conftest.collect"
+    return sent
+
+
+class _Collector:
+    sent: list[str] = []
+
+
+def collect(job_id: str, _kind: str) -> None:
+    _Collector.sent.append(job_id)
+
+
+StartWorker = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_worker(run: Any, database_url: str, home: Path, settings: Any) -> Iterator[StartWorker]:
+    """Starts real Celery workers (or beat) on the test database; they end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+    environment = {
+        **os.environ,
+        "DATABASE_URL": database_url,
+        "MAILBOAT_HOME": str(home),
+        "MAILBOAT_BLOB_ROOT": str(settings.MAILBOAT_BLOB_ROOT),
+        "MAILBOAT_CHECKPOINT_ROOTS": os.pathsep.join(map(str, settings.MAILBOAT_CHECKPOINT_ROOTS)),
+        "PYTHONPATH": str(CHECKOUT),
+    }
+
+    def start(*queues: str, **extra: str) -> subprocess.Popen[bytes]:
+        arguments = ["worker", "--queues", ",".join(queues), "--hostname", f"{queues[0]}@test", "--pool", "solo"]
+        arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"]
+        with (home / f"worker-{len(started)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "workers.app", *arguments],
+                cwd=CHECKOUT, env={**environment, **extra}, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer of `check`; fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (answer := check()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return answer

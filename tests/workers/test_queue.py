@@ -1,0 +1,51 @@
+"""Real workers over the real queue: wake-ups, lost messages, killed workers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.db import connection
+
+from tests.workers.conftest import StartWorker, eventually
+
+
+def enqueue(run: Any, key: str = "one") -> Any:
+    """A job that ends at once: its version does not exist."""
+    from controlplane.jobs import services
+
+    job, _ = services.enqueue("validate", run, {"version": 99}, key)
+    job.refresh_from_db()
+    return job
+
+
+def ended(job: Any) -> bool:
+    job.refresh_from_db()
+    return bool(job.finished)
+
+
+def test_a_message_wakes_a_worker_at_once(run: Any, start_worker: StartWorker) -> None:
+    job = enqueue(run)
+    assert job.sent_at is not None
+    start_worker("publish")
+    eventually(lambda: ended(job))
+    assert job.state == "failed"
+    assert "99" in job.error
+    started = time.monotonic()
+    second = enqueue(run, "two")
+    eventually(lambda: ended(second))
+    assert time.monotonic() - started < 1.5
+
+
+def test_a50_a_lost_message_is_sent_again_by_the_sweeper(run: Any, start_worker: StartWorker) -> None:
+    from controlplane.jobs.models import Job
+    from workers.sweep import sweep
+
+    job = enqueue(run)
+    with connection.cursor() as cursor:
+        cursor.execute("select pgmq.purge_queue('publish')")
+        assert cursor.fetchone()[0] == 1
+    start_worker("publish")
+    Job.objects.filter(pk=job.pk).update(sent_at=None)
+    sweep()
+    eventually(lambda: ended(job))
