@@ -37,7 +37,7 @@ class Encoder:
 
     def step(self) -> None:
         """One optimiser step on the next batch."""
-        batch = random.Random(self.step_count).sample(self.pairs, BATCH)  # noqa: S311 - a shuffle, not a secret
+        batch = random.Random(self.step_count).sample(self.pairs, BATCH)
         queries, passages = self._embed([q for q, _ in batch]), self._embed([p for _, p in batch])
         logits = queries @ passages.T / TEMPERATURE
         loss = torch.nn.functional.cross_entropy(logits, torch.arange(BATCH))
@@ -59,7 +59,10 @@ class Encoder:
     def save(self, path: Path) -> None:
         """Write masters, optimiser state and step, replacing the file in one go."""
         temporary = path.with_suffix(".tmp")
-        torch.save({"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step_count}, temporary)
+        torch.save(
+            {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step_count},
+            temporary,
+        )
         temporary.replace(path)
 
     def load(self, path: Path) -> None:
