@@ -27,7 +27,7 @@ def _database() -> str:
     return make_conninfo(**given, **{key: str(value) for key, value in settings["OPTIONS"].items()})
 
 
-broker_url = env.secret("MAILBOAT_BROKER_URL") or "pgmq://"
+broker_url = env.secret("MAILBOAT_BROKER_URL") or "pgmq://localhost"  # the address stands in conn_string
 broker_transport_options = (
     {
         "conn_string": _database(),
