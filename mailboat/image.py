@@ -309,7 +309,7 @@ class Image:
         return places
 
     def _read(self, place: _Place, offset: int, out: Bytes) -> None:
-        view, offset = memoryview(out), place.start + offset
+        view, offset = out.data, place.start + offset
         while view:
             count = os.preadv(place.descriptor, [view], offset)
             if count == 0:
@@ -354,7 +354,7 @@ def _runs(positions: Positions, gap: int) -> Iterator[tuple[int, int]]:
 
 
 def _pwrite(place: _Place, offset: int, data: Bytes) -> None:
-    view, offset = memoryview(data), place.start + offset
+    view, offset = data.data, place.start + offset
     while view:
         count = os.pwrite(place.descriptor, view, offset)
         view, offset = view[count:], offset + count
