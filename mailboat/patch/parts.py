@@ -48,7 +48,8 @@ class Parts:
         self.changed = sum(part.changed for part in self.parts)
         if first.inventory_digest != inventory.digest:
             raise PatchError("The patch was made for another inventory; take the patch of this model and epoch.")
-        if (first.elements, first.full_bytes) != (inventory.elements, inventory.full_bytes):
+        told = (first.tensors, first.elements, first.full_bytes)
+        if told != (len(inventory.tensors), inventory.elements, inventory.full_bytes):
             raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
         self.places = self._carried()
         self._streams: dict[tuple[int, str], ChunkReader] = {}
