@@ -41,6 +41,7 @@ def build(
     run: Run,
     number: int,
     parent: Version | None = None,
+    /,
     *,
     salt: str = "",
     epoch: int = 0,
