@@ -28,7 +28,7 @@ LINKS_MBIT = (1000.0, 100.0, 20.0)  # emulated links of an endless demo: same ra
 def main() -> int:
     """Parse the command line, run, and tear everything down whatever happens."""
     arguments = _parse()
-    home = ROOT / "var" / "demo"
+    home = Path(os.environ.get("MAILBOAT_HOME") or ROOT / "var") / "demo"
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _run(home, arguments)

