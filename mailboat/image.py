@@ -186,7 +186,14 @@ class Image:
         for block in in_order(pool, slots_for(largest_width(self.inventory), threads), jobs(), decode):
             width = tensors[block.index].width
             delta[block.index] += block.change
-            overlay.add(block.index, block.start, block.positions, block.elements, block.new, width)
+            overlay.add(
+                block.index,
+                block.start,
+                positions=block.positions,
+                elements=block.elements,
+                block=block.new,
+                width=width,
+            )
         for file in patch.carried_side_files:
             overlay.add_side(file.path, patch.read_side(file.path))
         overlay.finish()
