@@ -223,7 +223,7 @@ class Trip:
             aliases = means.documents.state(manifest).inventory.aliases
             checkpoint, state = open_proven(leg.found, aliases, manifest.state)
             checkpoint.close()
-        base = Base(str(leg.place), manifest.number, manifest.state)
+        base = means.store.own_base(manifest.number, manifest.state)
         with self._clock.phase("commit", COMMITTING, interruptible=False):
             if leg.found != leg.place:
                 base = means.store.adopt_base(leg.found, manifest.number, manifest.state)
