@@ -120,7 +120,7 @@ def test_a47_an_island_that_holds_other_bytes_is_disabled_with_evidence(island: 
     assert job.result["passed"] is False
     assert job.result["expected"] != job.result["found"]
     assert not island.enabled
-    assert str(job.pk) in island.reason
+    assert str(job.pk) in island.disabled_reason
     assert island.challenges.get().state == "failed"
 
 
