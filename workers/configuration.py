@@ -8,7 +8,7 @@ people look at job rows instead. `MAILBOAT_BROKER_URL` names another broker.
 from __future__ import annotations
 
 from django.db import connection
-from kombu import Queue
+from kombu.entity import Queue
 from psycopg.conninfo import make_conninfo
 
 from controlplane import env
