@@ -263,7 +263,7 @@ def test_stored_copies_of_tied_tensors_move_along(tmp_path: Path) -> None:
             side_files={"config.json": b'{"tie_word_embeddings":true}'},
         )
 
-    from safetensors.numpy import save_file  # noqa: PLC0415
+    from safetensors.numpy import save_file
 
     folder = tmp_path / "base"
     folder.mkdir()
@@ -295,7 +295,13 @@ def test_side_files_may_turn_into_folders_and_back(tmp_path: Path) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 600), st.integers(0, 600), st.sampled_from([1, 2, 4, 8]), st.sampled_from([0.01, 0.2, 0.9]), st.data())
+@given(
+    st.integers(0, 600),
+    st.integers(0, 600),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([0.01, 0.2, 0.9]),
+    st.data(),
+)
 def test_an_overlay_reads_right_at_any_cut(
     start: int, size: int, width: int, share: float, data: st.DataObject
 ) -> None:
@@ -303,7 +309,7 @@ def test_an_overlay_reads_right_at_any_cut(
     dtype = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}[width]
     base = source({"t": (dtype, (512 // width,), bits)})
     new = changed(bits, width, share, data.draw(st.integers(0, 99)), step=0)
-    overlay = Overlay(measure(base).digest, measure(source({"t": (dtype, (512 // width,), new)})), Path("/tmp"))  # noqa: S108
+    overlay = Overlay(measure(base).digest, measure(source({"t": (dtype, (512 // width,), new)})), Path("/tmp"))
     half = 256
     for at in (0, half):
         old_part, new_part = bits[at : at + half].view(f"u{width}"), new[at : at + half].view(f"u{width}")

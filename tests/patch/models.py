@@ -81,5 +81,3 @@ def read(content: TensorSource, index: int) -> bytes:
     out = np.empty(content.inventory.tensors[index].nbytes, np.uint8)
     content.read(index, 0, out)
     return out.tobytes()
-
-

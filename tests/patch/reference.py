@@ -143,7 +143,9 @@ class Part:
                 if kind in {1, 2}:
                     planes = take("dense", size * width)
                     elements = bytes(planes[p * size + i] for i in range(size) for p in range(width))
-                    new[span] = bytes(a ^ b for a, b in zip(elements, old[span], strict=True)) if kind == 2 else elements
+                    new[span] = (
+                        bytes(a ^ b for a, b in zip(elements, old[span], strict=True)) if kind == 2 else elements
+                    )
                 elif kind == 3:
                     q = (size - k) * 77 // (80 * k)
                     r = max(0, q.bit_length() - 1)

@@ -132,7 +132,15 @@ def test_memory_does_not_follow_the_tensor(tmp_path: Path, share: float) -> None
     bench.write_random(base, 192 * MIB, tensors=1, seed=1)
     bench.write_changed(base, target, share, seed=2)
     for task in ("build", "apply"):
-        arguments = [sys.executable, str(ROOT / "bench" / "patch"), "--child", task, str(base), str(target), str(tmp_path)]
+        arguments = [
+            sys.executable,
+            str(ROOT / "bench" / "patch"),
+            "--child",
+            task,
+            str(base),
+            str(target),
+            str(tmp_path),
+        ]
         done = subprocess.run(arguments, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["peak"] < 128 * MIB
 

@@ -248,7 +248,9 @@ def test_a54_metadata_missing(pair: Pair, image: Image, tmp_path: Path, key: str
         lambda t: b"null",
         lambda t: b"\xff" * 64,
         lambda t: b'{"__metadata__":{"format":"mailboat-patch-1\\ud800"}}',
-        lambda t: b'{"__metadata__":{"format":"mailboat-patch-1"},"table":{"dtype":"U8","shape":[' + b"9" * 5000 + b"]}}",
+        lambda t: (
+            b'{"__metadata__":{"format":"mailboat-patch-1"},"table":{"dtype":"U8","shape":[' + b"9" * 5000 + b"]}}"
+        ),
         lambda t: t.replace(b'"__metadata__":{', b'"__metadata__":{"a":"\\ud800",', 1),
     ],
 )
@@ -280,7 +282,13 @@ def test_a54_side_files_unsorted_or_nested(pair: Pair, image: Image, tmp_path: P
 def test_a54_streams_cut_grown_or_replaced(pair: Pair, image: Image, tmp_path: Path, name: str) -> None:
     metadata, entries = taken_apart(pair.raw)
     data = entries[name]
-    for other in (data[:-1], data + b"\0", b"\0" * len(data), b"\xff" * len(data), data[:-1] + bytes([data[-1] ^ 0xFF])):
+    for other in (
+        data[:-1],
+        data + b"\0",
+        b"\0" * len(data),
+        b"\xff" * len(data),
+        data[:-1] + bytes([data[-1] ^ 0xFF]),
+    ):
         refused(pair, image, put_together(metadata, entries | {name: other}), tmp_path)
     refused(pair, image, put_together(metadata, {n: d for n, d in entries.items() if n != name}), tmp_path)
 

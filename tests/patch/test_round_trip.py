@@ -231,7 +231,8 @@ def test_parts_apply_in_any_order_and_only_together(tmp_path: Path) -> None:
     whole = built(tmp_path, base, target, "whole")
     split = [(0, 3), (1, 2, 6), (4, 5)]
     parts = [
-        build_patch(base, target, tmp_path / f"part{i}", part=PartSpec(i, 3, indices)) for i, indices in enumerate(split)
+        build_patch(base, target, tmp_path / f"part{i}", part=PartSpec(i, 3, indices))
+        for i, indices in enumerate(split)
     ]
     assert {part.target_state.digest for part in parts} == {whole.target_state.digest}
     assert sum(part.changed for part in parts) == whole.changed

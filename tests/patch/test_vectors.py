@@ -16,6 +16,7 @@ from mailboat.patch import PartSpec, PatchFile, apply_patch, build_patch
 from mailboat.patch.streams import ZSTD_VERSION
 from tests.patch.models import source, tensor_bytes, written
 from tests.patch.reference import Part
+from tests.vectors.write_patch_vectors import unpacked
 
 CASES = json.loads((Path(__file__).parent.parent / "vectors" / "patch.json").read_text())["cases"]
 
@@ -25,7 +26,7 @@ def sources(case: dict[str, Any]) -> tuple[ArraySource, ArraySource]:
     found = []
     for place, side in zip((3, 4), case["side_files"], strict=True):
         tensors = {
-            row[0]: (row[1], tuple(row[2]), np.frombuffer(bytes.fromhex(row[place]), np.uint8).copy())
+            row[0]: (row[1], tuple(row[2]), np.frombuffer(unpacked(row[place]), np.uint8).copy())
             for row in case["tensors"]
         }
         found.append(source(tensors, {path: bytes.fromhex(data) for path, data in side.items()}))

@@ -19,6 +19,7 @@ from tests.patch.models import source, tensor_bytes
 from tests.patch.reference import Part
 from tests.vectors.write_vectors import content
 
+_LONG = 1 << 16
 FILE = Path(__file__).parent / "patch.json"
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
@@ -39,7 +40,10 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
         "packed": ("F4", (9, 34)), "complex": ("C64", (40,)), "flag": ("BOOL", (64,)), "scalar": ("F32", ()), "none": ("BF16", (0, 4)),
     }  # fmt: skip
     widths = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I32": 4, "C64": 8}
-    sizes = {name: int(np.prod(shape)) * widths.get(dtype, 1) // (2 if dtype == "F4" else 1) for name, (dtype, shape) in every.items()}
+    sizes = {
+        name: int(np.prod(shape)) * widths.get(dtype, 1) // (2 if dtype == "F4" else 1)
+        for name, (dtype, shape) in every.items()
+    }
     base = {name: (dtype, shape, content(name, sizes[name])) for name, (dtype, shape) in every.items()}
     steps = (1, -1, 2, 127, -127, 128, -128, 9999)
     sparse = {n: (d, s, _moved(data, widths.get(d, 1), 19, steps)) for n, (d, s, data) in base.items()}
@@ -52,9 +56,40 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
         "random bits": (base, dense, {}, {}, []),
         "cleared": (base, cleared, {}, {}, []),
         "every element by a step": (base, shifted, {}, {}, []),
+        "several blocks": (_long(a=5), _long(a=5, b=1_048_580, c=2_097_160, d=900_000), {}, {}, []),
         "side files": (base, base, {"a.txt": b"1", "gone.txt": b""}, {"a.txt": b"2", "n\u00e4me/b": b""}, []),
         "three parts": (base, sparse, {"a": b"1"}, {"a": b"2"}, [(0, 5, 12), (1, 2, 3, 4), (6, 7, 8, 9, 10, 11)]),
     }
+
+
+def packed(data: bytes) -> Any:
+    """How bytes stand in the file: hex, or for long tensors their size and what is not zero as [offset, hex]."""
+    if len(data) <= _LONG:
+        return data.hex()
+    places = np.flatnonzero(np.frombuffer(data, np.uint8)).tolist()
+    return {"size": len(data), "set": [[at, data[at : at + 1].hex()] for at in places]}
+
+
+def unpacked(value: Any) -> bytes:
+    """Undo `packed`."""
+    if isinstance(value, str):
+        return bytes.fromhex(value)
+    data = bytearray(value["size"])
+    for at, piece in value["set"]:
+        data[at : at + 1] = bytes.fromhex(piece)
+    return bytes(data)
+
+
+def _long(**changes: int) -> Tensors:
+    """Tensors of several blocks: rows longer than a block, and rows that fill blocks; zeros but for some bytes."""
+    shapes = {"long rows": (2, 1_048_581), "rows": (5, 450_000)}
+    tensors = {}
+    for name, shape in shapes.items():
+        data = bytearray(shape[0] * shape[1])
+        for at in changes.values():
+            data[at] = 255
+        tensors[name] = ("U8", shape, bytes(data))
+    return tensors
 
 
 def _source(tensors: Tensors, side_files: dict[str, bytes]) -> ArraySource:
@@ -74,8 +109,10 @@ def _case(name: str, folder: Path) -> dict[str, Any]:
     return {
         "name": name,
         "tensors": [
-            [t.name, t.dtype, list(t.shape), old.hex(), new.hex()]
-            for t, (_, old), (_, new) in zip(base.inventory.tensors, tensor_bytes(base), tensor_bytes(target), strict=True)
+            [t.name, t.dtype, list(t.shape), packed(old), packed(new)]
+            for t, (_, old), (_, new) in zip(
+                base.inventory.tensors, tensor_bytes(base), tensor_bytes(target), strict=True
+            )
         ],
         "side_files": [{path: data.hex() for path, data in side.items()} for side in (side_before, side_after)],
         "from": Part(parts[0]).metadata["from"],
