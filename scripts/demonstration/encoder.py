@@ -27,8 +27,8 @@ class Encoder:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.folder = get_model_path()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.model = AutoModel.from_pretrained(self.folder, dtype=torch.float32, add_pooling_layer=False)
@@ -45,7 +45,7 @@ class Encoder:
         logits = queries @ passages.T / TEMPERATURE
         loss = torch.nn.functional.cross_entropy(logits, torch.arange(BATCH))
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.step_count += 1
         self.loss = float(loss.detach())
