@@ -200,7 +200,10 @@ def rice_bits(positions: Any, r: Any) -> Any:
 
 @njit("int64(uint32[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_encode(positions: Any, r: Any, out: Any) -> Any:
-    """Gaps between positions as Rice codes, first bit lowest: quotient in 1-bits, a 0-bit, `r` low bits. Returns bytes."""
+    """Gaps between positions as Rice codes, first bit lowest.
+
+    Quotient in 1-bits, a 0-bit, `r` low bits. Returns bytes.
+    """
     held = np.uint64(0)
     bits = np.uint64(0)
     at = np.int64(0)
@@ -236,7 +239,10 @@ def rice_encode(positions: Any, r: Any, out: Any) -> Any:
 
 @njit("int64(uint8[::1], int64, int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
-    """Fill `positions` from Rice codes; returns a RICE_* status. Every bit of `data` must be used, padding must be zero."""
+    """Fill `positions` from Rice codes.
+
+    Returns a RICE_* status. Every bit of `data` must be used, padding must be zero.
+    """
     held = np.uint64(0)
     bits = np.int64(0)
     at = np.int64(0)
@@ -300,8 +306,8 @@ def _unrank(rank: Any, flip: Any, floats: Any, top: Any, mask: Any) -> Any:
 def encode_values(old: Any, new: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any) -> Any:
     """One byte per changed element: its step in rank order, zigzag, or 0 and the element itself in `literals`.
 
-    `order`: 0 unsigned, 1 signed, 2 float. Returns the number of literals. `values` needs room for one byte, `literals` for
-    `width` bytes per position.
+    `order`: 0 unsigned, 1 signed, 2 float. Returns the number of literals. `values` needs room for one byte, `literals`
+    for `width` bytes per position.
     """
     element_bits = np.uint64(8 * width)
     mask = _ONES >> (np.uint64(64) - element_bits)
@@ -423,7 +429,10 @@ def join_planes(planes: Any, width: Any, out: Any) -> None:
 
 @njit("void(uint32[::1], uint8[::1], int64, int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def scatter(positions: Any, elements: Any, width: Any, start: Any, out: Any) -> None:
-    """Write elements into `out`, whose first byte lies `start` bytes after the block's; what falls outside is left out."""
+    """Write elements into `out`, whose first byte lies `start` bytes after the block's.
+
+    What falls outside is left out.
+    """
     size = np.int64(out.size)
     for i in range(positions.size):
         at = np.int64(positions[i]) * width - start

@@ -1,8 +1,8 @@
 """The image: the current bytes of one state, as a folder in checkpoint layout that only its owner writes.
 
-It is derived and can always be rebuilt, so it never tries to repair itself: an image that was interrupted in a commit, or that
-does not look right, is refused. Nothing is touched before a patch's result has been proved by sums. Bytes are read by pread and
-written by pwrite; no mapping, no locks (locking between processes is the caller's).
+It is derived and can always be rebuilt, so it never tries to repair itself: an image that was interrupted in a commit,
+or that does not look right, is refused. Nothing is touched before a patch's result has been proved by sums. Bytes are
+read by pread and written by pwrite; no mapping, no locks (locking between processes is the caller's).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +62,10 @@ class Image:
 
     @classmethod
     def create(cls, folder: Path, source: TensorSource, state: State) -> Image:
-        """Copy `source`, comparing every byte with the strong digests of `state`, into `folder` (replaced when it exists).
+        """Copy `source` into `folder`, replacing what is there; every byte is compared with `state`'s strong digests.
 
-        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as before.
+        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as
+        before.
         """
         folder = Path(folder).absolute()
         temporary = temporary_beside(folder)
@@ -76,7 +78,10 @@ class Image:
 
     @classmethod
     def open(cls, folder: Path) -> Image:
-        """Open an image. Raises StoreError when it is absent, was interrupted in a commit, or is damaged: rebuild it."""
+        """Open an image.
+
+        Raises StoreError when it is absent, was interrupted in a commit, or is damaged: rebuild it.
+        """
         folder = Path(folder).absolute()
         if (folder / DIRTY_FILE).exists():
             raise StoreError(f"The image {folder} was interrupted in a commit; rebuild it.")
@@ -123,8 +128,8 @@ class Image:
     ) -> Overlay:
         """Decode `parts` against the image and prove by sums that they lead to `target`; touches nothing.
 
-        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not forgery: where
-        the patch is not the publisher's own, measure `overlaid` before `commit`.
+        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not
+        forgery: where the patch is not the publisher's own, measure `overlaid` before `commit`.
         Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, DiskFull.
         """
         self.inventory.require_same(target.inventory)
@@ -178,7 +183,9 @@ class Image:
             positions, new = blocks.decode(scratch, old, code)
             new_bytes = new.view(np.uint8)[: old_bytes.size]
             piece = Geometry.of(tensors[index]).piece(first, code.elements)
-            change = blocks.sum_change(old_bytes, new_bytes, positions, code.width, piece, seeds[index])
+            change = blocks.sum_change(
+                old_bytes, new_bytes, positions, width=code.width, piece=piece, seed=seeds[index]
+            )
             elements = blocks.gather(scratch, new, positions, code.width)
             return _Decoded(index, first * code.width, positions, elements, new_bytes, change)
 
@@ -208,7 +215,8 @@ class Image:
         if len(wrong):
             names = [self.inventory.tensors[index].name for index in wrong]
             raise DigestMismatch(
-                f"The patch does not lead to the promised sums of {listed(names)}; scan the image and fetch the patch again."
+                f"The patch does not lead to the promised sums of {listed(names)}; "
+                "scan the image and fetch the patch again."
             )
 
     # -- committing
@@ -269,7 +277,10 @@ class Image:
     # -- proving
 
     def verify_sums(self, *, threads: int | None = None) -> None:
-        """Read everything; raise DigestMismatch naming the tensors, or the side file, that are not as they should be."""
+        """Read everything.
+
+        Raise DigestMismatch naming the tensors, or the side file, that are not as they should be.
+        """
         wrong = np.flatnonzero((measure_sums(self, threads=threads) != self.state.sums).any(axis=1))
         if len(wrong):
             names = listed([self.inventory.tensors[index].name for index in wrong])
@@ -357,7 +368,7 @@ def _runs(positions: Positions, gap: int) -> Iterator[tuple[int, int]]:
     """Cut ascending positions into runs [first, last) whose neighbours are less than `gap` apart."""
     cuts = np.flatnonzero(np.diff(positions) > gap) + 1
     edges = [0, *cuts.tolist(), positions.size]
-    return zip(edges, edges[1:], strict=False)
+    return pairwise(edges)
 
 
 def _pwrite(place: _Place, offset: int, data: Bytes) -> None:

@@ -113,9 +113,7 @@ class Overlay:
         """Paths of the side files that the overlay carries whole."""
         return tuple(self._side)
 
-    def add(
-        self, index: int, start: int, *, positions: Positions, elements: Bytes, block: Bytes, width: int
-    ) -> None:
+    def add(self, index: int, start: int, *, positions: Positions, elements: Bytes, block: Bytes, width: int) -> None:
         """Record a block's changes, given both ways; the smaller one is kept. Blocks of a tensor come in order."""
         self.changed += positions.size
         if positions.size * (_POSITION_BYTES + width) < block.size:

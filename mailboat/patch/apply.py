@@ -47,8 +47,8 @@ def apply_patch(base: Checkpoint, parts: Sequence[Path], out: Path, *, threads: 
 class _Patched:
     """The result as a source; each tensor is digested as it is read from start to end.
 
-    `write_checkpoint` calls `check_unchanged` after it has read everything and before the result gets its name: that is where
-    the digests are compared.
+    `write_checkpoint` calls `check_unchanged` after it has read everything and before the result gets its name: that is
+    where the digests are compared.
     """
 
     def __init__(self, base: Checkpoint, patch: Parts, threads: int) -> None:

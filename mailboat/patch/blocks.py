@@ -63,7 +63,7 @@ def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:
 
 
 def encode(
-    scratch: Scratch, old: Words, new: Words, positions: Positions, elements: int, width: int, order: int
+    scratch: Scratch, old: Words, new: Words, positions: Positions, *, elements: int, width: int, order: int
 ) -> Encoded:
     """Encode a block of `elements` that differs at `positions`; the smallest encoding wins."""
     changed = positions.size
@@ -95,7 +95,7 @@ def seeds_of(tensor: Tensor) -> Seeds:
 
 
 def sum_change(
-    old: Bytes, new: Bytes, positions: Positions, width: int, piece: tuple[int, int, int], seed: Seeds
+    old: Bytes, new: Bytes, positions: Positions, *, width: int, piece: tuple[int, int, int], seed: Seeds
 ) -> Sums:
     """What the changes at `positions` do to a tensor's two sums; `piece` as from `Geometry.piece`."""
     change = np.zeros(2, np.uint64)

@@ -68,8 +68,8 @@ def build_patch(
 ) -> BuiltPatch:
     """Write the patch (or one part of it) that turns `base` into `target`; its bytes do not depend on `threads`.
 
-    With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the bytes of
-    target read since its last call. Both states are measured whole even where only one part is written.
+    With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the
+    bytes of target read since its last call. Both states are measured whole even where only one part is written.
     Raises InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull.
     """
     base.inventory.require_same(target.inventory)
@@ -78,7 +78,15 @@ def build_patch(
     out = Path(out)
     with ExitStack() as stack:
         stack.enter_context(disk_full_as_error(out.parent))
-        builder = _Builder(base, target, base_state, thread_count(threads), part or _whole(base), out.parent, stack)
+        builder = _Builder(
+            base,
+            target,
+            part or _whole(base),
+            base_state=base_state,
+            threads=thread_count(threads),
+            folder=out.parent,
+            stack=stack,
+        )
         builder.scan(progress or (lambda _: None))
         for source in (base, target):
             if isinstance(source, Checkpoint):
@@ -117,9 +125,10 @@ class _Builder:
         self,
         base: TensorSource,
         target: TensorSource,
+        part: PartSpec,
+        *,
         base_state: State | None,
         threads: int,
-        part: PartSpec,
         folder: Path,
         stack: ExitStack,
     ) -> None:
@@ -142,7 +151,8 @@ class _Builder:
         self.base_strong = np.zeros((count, 32), np.uint8) if base_state is None else base_state.strong
         self.strong = np.zeros((count, 32), np.uint8)
         self.spools: dict[str, BinaryIO] = {
-            name: stack.enter_context(tempfile.TemporaryFile(dir=folder)) for name in ("positions", *STREAMS)
+            name: stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
+            for name in ("positions", *STREAMS)
         }
         self.pool = stack.enter_context(workers(threads))
         self.writers = {name: ChunkWriter(name, self.spools[name], self.pool) for name in STREAMS}
@@ -191,9 +201,11 @@ class _Builder:
         piece, seed = geometry.piece(job.first, job.elements), self.seeds[job.index]
         if self.base_state is None:
             kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
-        delta = blocks.sum_change(old_bytes, new_bytes, positions, width, piece, seed)
+        delta = blocks.sum_change(old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if job.carried:
-            encoded = blocks.encode(scratch, old, new, positions, job.elements, width, self.orders[job.index])
+            encoded = blocks.encode(
+                scratch, old, new, positions, elements=job.elements, width=width, order=self.orders[job.index]
+            )
         else:
             encoded = blocks.UNCHANGED
         return _Scanned(job, old_bytes, new_bytes, positions.size, encoded, base_sums, delta)

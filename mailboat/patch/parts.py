@@ -1,6 +1,7 @@
 """All parts of one patch as one: which part carries which tensor, and any block decoded on demand.
 
-It reads; it never writes. What the parts do not carry between them, or carry twice, is refused before anything is decoded.
+It reads; it never writes. What the parts do not carry between them, or carry twice, is refused before anything is
+decoded.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _check_set(parts: Sequence[PatchFile]) -> None:
         raise PatchError("A patch needs at least one part; give its file.")
     if [part.part for part in parts] != list(range(parts[0].parts)):
         raise PatchError(
-            f"The patch has {parts[0].parts} parts, and these are numbers {', '.join(str(p.part) for p in parts[:20])}; "
+            f"The patch has {parts[0].parts} parts, and these are {', '.join(str(p.part) for p in parts[:20])}; "
             "give each part once."
         )
     same = {

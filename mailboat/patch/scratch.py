@@ -1,6 +1,7 @@
 """Bounded parallel work on blocks: reusable buffers, and results in the order of the work.
 
-The number of blocks in flight follows from their size, so memory stays within one budget however many threads there are.
+The number of blocks in flight follows from their size, so memory stays within one budget however many threads there
+are.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def workers(threads: int) -> ThreadPoolExecutor:
 
 
 def in_order(pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]) -> Iterator[Done]:
-    """Yield `do(scratch, item)` for each item in order; a result's buffers are reused after the next one is asked for."""
+    """Yield `do(scratch, item)` for each item in order.
+
+    A result's buffers are reused after the next one is asked for.
+    """
     free = [Scratch() for _ in range(slots)]
     pending: deque[tuple[Scratch, Future[Done]]] = deque()
     try:

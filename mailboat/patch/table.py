@@ -41,7 +41,10 @@ def _refuse(what: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Table:
-    """The parsed columns. Tensor columns have one entry per carried tensor, block columns one per block of a changed one."""
+    """The parsed columns.
+
+    Tensor columns have one entry per carried tensor, block columns one per block of a changed one.
+    """
 
     index: Column
     elements: Column
