@@ -158,8 +158,12 @@ def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
             if _digest(handle) != sha256:
                 source.unlink()
                 raise Unacceptable(
-                    "The bytes do not have the announced SHA-256; they were thrown away, so send them again from byte
-                    0.", code="digest_mismatch", ) _publish(handle, source, target) finally: os.close(handle)
+                    "The bytes do not have the announced SHA-256; they were thrown away, so send them again from 0.",
+                    code="digest_mismatch",
+                )
+            _publish(handle, source, target)
+        finally:
+            os.close(handle)
 
 
 def require_space(length: int) -> None:
