@@ -1,4 +1,4 @@
-"""The ordinary calls of the API. Each view names the roles that may call it, reads the request and calls one service."""
+"""The ordinary calls of the API. A view names the roles that may call it, reads the request and calls one service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes of the fleet: enrolment, heartbeats, sync reports, challenges. What an island claims is recorded as a claim."""
+"""Writes of the fleet: enrolment, heartbeats, sync reports, challenges. What an island claims is kept as a claim."""
 
 from __future__ import annotations
 
