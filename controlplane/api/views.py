@@ -1,5 +1,7 @@
 """The ordinary calls of the API. A view names the roles that may call it, reads the request and calls one service."""
 
+# ruff: noqa: ARG002  Django hands over every part of the address by name
+
 from __future__ import annotations
 
 from typing import Any, ClassVar
