@@ -124,6 +124,8 @@ def test_register_an_island_and_see_it_arrive(reader: Any, server: str, world: W
     assert re.search(r"/islands/register/\d+/$", page.url), "the address can be loaded again"
     command = page.inner_text("#command")
     assert f"--server {server}" in command
+    copied = page.get_attribute(".command [data-copy]", "data-copy")
+    assert copied.split() == command.replace("\\\n", "").split(), "what is copied is what is shown"
     assert _axe(page) == []
 
     token = command.split("--token ")[1].split()[0]

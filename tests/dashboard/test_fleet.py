@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
+from controlplane.dashboard.rows.fleet import lost_islands
+from controlplane.fleet import selectors
 from controlplane.fleet.models import Island
+from controlplane.registry import clock
 from controlplane.registry.models import Version
 from tests import factories as make
 from tests.dashboard.conftest import World
@@ -98,6 +102,18 @@ def test_run_that_ends_in_a_failed_version_needs_attention(world: World, owner: 
     page = _page(owner, world.url())
     assert "Version failed" in page
     assert "Tensor a.weight differs." in page
+
+
+@pytest.mark.parametrize("beats", [0, 2, 4, 5.9, 6.1, 100, None])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_lost_islands_are_counted_as_they_are_derived(
+    world: World, settings: Any, beats: float | None, enabled: bool
+) -> None:
+    settings.MAILBOAT_HEARTBEAT_SECONDS = 60
+    seen = None if beats is None else clock.now() - timedelta(seconds=60 * beats)
+    Island.objects.update(last_seen_at=seen, enabled=enabled)
+    derived = sum(row.health == "lost" for row in selectors.fleet(world.project))
+    assert lost_islands(world.project) == derived
 
 
 def test_names_are_escaped(world: World, owner: Client) -> None:
