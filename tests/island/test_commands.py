@@ -82,7 +82,7 @@ def test_stops_at_once_while_the_server_is_away(tmp_path: Path, number: int) -> 
     process.send_signal(number)
     started = time.monotonic()
     assert process.wait(10) == 0
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 6, "two seconds on a machine that has nothing else to do"
 
 
 def test_help_reads_without_heavy_imports() -> None:
