@@ -18,6 +18,7 @@ try:
     MAILBOAT_HOME = env.home()
     MAILBOAT_PEPPERS = env.peppers()
     MAILBOAT_BLOB_ROOT = env.blob_root()
+    MAILBOAT_BLOB_URL = env.text("MAILBOAT_BLOB_URL")
     MAILBOAT_CHECKPOINT_ROOTS = env.checkpoint_roots()
     MAILBOAT_PUBLIC_URL = env.text("MAILBOAT_PUBLIC_URL", "http://127.0.0.1:8000").rstrip("/")
     MAILBOAT_LEASE_SECONDS = env.integer("MAILBOAT_LEASE_SECONDS", 30, low=1, high=3600)

@@ -59,7 +59,7 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
     if parent is None or patch is None:
         raise ManifestError(f"Version {version.number} has a patch but no parent; publish it again.")
     expected = recorded_state(version)
-    paths = checked_files(run, [part.to_json() for part in patch.parts], lambda _: work.check())
+    paths = checked_files(run, [part.to_json() for part in patch.parts], work.scratch, lambda _: work.check())
     image = copy.bring_to(parent)
     overlay = image.prepare(paths, expected, scratch=work.scratch)
     try:
@@ -85,7 +85,7 @@ def _prove_anchor(work: Work, version: Version, copy: Copy) -> None:
 
 def _measure_anchor(work: Work, version: Version, anchor: Anchor) -> State:
     expected = recorded_state(version)
-    checked_files(version.run, anchor.files, lambda _: work.check())
+    checked_files(version.run, anchor.files, work.scratch, lambda _: work.check())
     with open_anchor(version.run, anchor.files, work.scratch, expected.inventory.aliases) as checkpoint:
         found = measure(checkpoint, progress=work.bytes_of(expected.inventory.full_bytes))
         require_same(expected, found, f"The anchor of version {version.number}")

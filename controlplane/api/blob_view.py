@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-from collections.abc import AsyncIterator
+import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
@@ -18,15 +15,14 @@ from controlplane.api.permissions import require_role, run_for
 from controlplane.registry import blobs, selectors
 from controlplane.registry.errors import Refusal
 
-CHUNK = 256 * 1024
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where the bytes are."""
+    """Whose bytes they are, and how many."""
 
-    path: Path
+    run: uuid.UUID
     size: int
 
 
@@ -36,11 +32,11 @@ def find(request: HttpRequest, project: str, run: str, sha256: str) -> Found:
     caller = principal_of(request, project)
     require_role(caller, FOLLOWERS)
     row = selectors.blob(run_for(caller, run), sha256)
-    if blobs.size(row.run_id, sha256) != row.size:
+    if blobs.store().size(row.run_id, sha256) != row.size:
         raise Refusal(
             "The blob is damaged in the store; the publisher must upload it again.", code="blob_damaged", status=500
         )
-    return Found(blobs.path(row.run_id, sha256), row.size)
+    return Found(row.run_id, row.size)
 
 
 @plain.view("GET", "HEAD")
@@ -63,7 +59,7 @@ async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> 
     headers["Content-Length"] = str(end - start)
     if request.method == "HEAD" or start == end:
         return HttpResponse(status=status, headers=headers, content_type="application/octet-stream")
-    body = stream(found.path, start, end)
+    body = blobs.store().stream(found.run, sha256, start, end)
     return StreamingHttpResponse(body, status=status, headers=headers, content_type="application/octet-stream")
 
 
@@ -88,17 +84,3 @@ def range_of(header: str, size: int) -> tuple[int, int] | None:
     start = int(match[1])
     end = min(int(match[2]) + 1, size) if match[2] else size
     return (start, end) if start < size else None
-
-
-async def stream(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes of a file from `start` to `end`. A file that turns out shorter breaks the connection off."""
-    handle = await asyncio.to_thread(os.open, path, os.O_RDONLY)
-    try:
-        while start < end:
-            chunk = await asyncio.to_thread(os.pread, handle, min(CHUNK, end - start), start)
-            if not chunk:
-                raise OSError(f"{path.name} ended early")
-            start += len(chunk)
-            yield chunk
-    finally:
-        os.close(handle)

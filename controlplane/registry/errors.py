@@ -40,6 +40,13 @@ class StorageFull(Refusal):
     code = "storage_full"
 
 
+class StorageUnavailable(Refusal):
+    """The blob store can't be reached now; nothing was changed."""
+
+    status = 503
+    code = "storage_unavailable"
+
+
 class WrongState(Refusal):
     """A transition found its row in another state, or owned by somebody else. Nothing was changed."""
 

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from controlplane.registry import blobs, clock
-from controlplane.registry.errors import StorageFull, WrongState
+from controlplane.registry.errors import Refusal, WrongState
 from controlplane.registry.models import Channel, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 
@@ -47,19 +47,19 @@ def renew_heads() -> int:
             if channel.version is not None:
                 _write(channel, channel.version, channel.serial)
     for channel in Channel.objects.filter(version__isnull=False):
-        if not blobs.head_path(channel.run_id, channel.name).exists():
+        if blobs.store().read_head(channel.run_id, channel.name) is None:
             write_file(channel)
     return len(due)
 
 
 def write_file(channel: Channel) -> None:
-    """Copies the head beside the blobs. A full disk is logged: the database holds the truth and the next move writes
-    again.
+    """Copies the head beside the blobs. A store that is full or away is logged: the database holds the truth, and the
+    next move (or renewal) writes again.
     """
     channel.refresh_from_db(fields=["head_envelope"])
     try:
-        blobs.write_head(channel.run_id, channel.name, encoded(channel.head_envelope))
-    except (StorageFull, OSError) as error:
+        blobs.store().write_head(channel.run_id, channel.name, encoded(channel.head_envelope))
+    except (Refusal, OSError) as error:
         log.error("head not written beside the blobs", channel=str(channel), error=str(error))
 
 

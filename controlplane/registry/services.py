@@ -101,29 +101,29 @@ def begin_epoch(run: Run, from_version: int | None, reason: str, *, actor: str) 
 
 def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
     """An upload to feed, new or begun before; None when the run has the blob already."""
-    if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.size(run.pk, sha256) == size:
+    if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.store().size(run.pk, sha256) == size:
         return None
     upload, _ = Upload.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})
     if (
         upload.size != size
     ):  # one of the two claims is wrong, and only whole bytes can tell: start again with the newer one
-        blobs.drop_upload(run.pk, upload.pk)
+        blobs.store().drop_upload(run.pk, upload.pk)
         Upload.objects.filter(pk=upload.pk).update(size=size)
         upload.size = size
-    upload.offset = blobs.upload_offset(run.pk, upload.pk)
+    upload.offset = blobs.store().upload_offset(run.pk, upload.pk)
     if upload.offset == size:  # every byte had arrived when the process ended
         try:
             finish_upload(upload)
             return None
         except Unacceptable:
             upload.offset = 0  # what lay there was damaged and is gone
-    blobs.require_space(size - upload.offset)
+    blobs.store().require_space(size - upload.offset)
     return upload
 
 
 def finish_upload(upload: Upload) -> Blob:
     """Checks the digest of what arrived and makes it a blob. Raises Unacceptable `digest_mismatch`."""
-    blobs.finish(upload.run_id, upload.pk, upload.sha256, upload.size)
+    blobs.store().finish(upload.run_id, upload.pk, upload.sha256, upload.size)
     with transaction.atomic():
         blob, _ = Blob.objects.update_or_create(
             run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size}
@@ -134,7 +134,8 @@ def finish_upload(upload: Upload) -> Blob:
 
 def add_blob(run: Run, content: bytes | Path) -> Blob:
     """Stores bytes, or a copy of a file, as a blob of the run. For workers, which sit beside the store."""
-    sha256, size = blobs.write_file(run.pk, content) if isinstance(content, Path) else blobs.write(run.pk, content)
+    store = blobs.store()
+    sha256, size = store.write_file(run.pk, content) if isinstance(content, Path) else store.write(run.pk, content)
     return Blob.objects.update_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
 
 

@@ -167,7 +167,7 @@ def test_a_damaged_blob_fails_the_version(run: Any, tmp_path: Path) -> None:
     arrays = first()
     zero = work_on(publish(run, arrays, 0, None, tmp_path))
     one = publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path)
-    path = blobs.path(run.pk, PatchPart.objects.get().blob.sha256)
+    path = blobs.store().path(run.pk, PatchPart.objects.get().blob.sha256)
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -232,13 +232,13 @@ def test_replay_names_the_version_and_the_tensor_that_differ(run: Any, tmp_path:
     one = work_on(publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path))
     # The record is forged so that it agrees with itself, but not with the patch.
     forged = measure(source(following(arrays, 3)))
-    digests, _ = blobs.write(run.pk, forged.digests_bytes())
+    digests, _ = blobs.store().write(run.pk, forged.digests_bytes())
     from mailboat.manifest import BlobRef, Manifest
 
-    manifest = Manifest.from_bytes(blobs.read(run.pk, one.manifest_sha256))
+    manifest = Manifest.from_bytes(blobs.store().read(run.pk, one.manifest_sha256))
     fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
     fields |= {"digests": BlobRef(digests, len(forged.digests_bytes())), "state": forged.digest}
-    sha256, _ = blobs.write(run.pk, Manifest(**fields).to_bytes())
+    sha256, _ = blobs.store().write(run.pk, Manifest(**fields).to_bytes())
     type(one).objects.filter(pk=one.pk).update(manifest_sha256=sha256, state_digest=forged.digest)
     job = replay(run, 1)
     assert job.state == "failed"
@@ -255,6 +255,6 @@ def test_the_blobs_of_a_built_version_are_a_checkpoint_for_anyone(run: Any, allo
     folder = tmp_path / "fetched"
     folder.mkdir()
     for file in zero.anchor.files:
-        (folder / file["path"]).write_bytes(blobs.read(run.pk, file["sha256"]))
+        (folder / file["path"]).write_bytes(blobs.store().read(run.pk, file["sha256"]))
     with Checkpoint.open(folder) as checkpoint:
         assert measure(checkpoint).digest == zero.state_digest
