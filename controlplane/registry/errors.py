@@ -17,6 +17,7 @@ class Refusal(Exception):  # noqa: N818  a refusal is an answer, not a fault
         self.code = code or type(self).code
         self.status = status or type(self).status
         self.extra = extra
+        self.headers: dict[str, str] = {}
 
 
 class Missing(Refusal):
