@@ -16,7 +16,7 @@ from django.utils.html import format_html
 
 from controlplane.dashboard import wording
 from controlplane.dashboard.access import PageRequest
-from controlplane.dashboard.rows import fleet
+from controlplane.fleet import selectors as fleet
 from controlplane.registry import clock
 
 LIVE = "live"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from functools import reduce
-from operator import or_
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 
-from controlplane.fleet import status
+from controlplane.fleet import skew, status
 from controlplane.fleet.models import Challenge, Island, SyncReport
 from controlplane.fleet.status import Facts, Health, Sync
 from controlplane.registry import clock
 from controlplane.registry.errors import Missing
-from controlplane.registry.models import Project, Version
+from controlplane.registry.models import Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,8 @@ def rows(chosen: Iterable[Island]) -> list[FleetRow]:
     """Rows of islands that came from `islands`."""
     every = list(chosen)
     now = clock.now()
-    ready = _ready_times(every)
-    return [_row(item, now, ready[item.run_id]) for item in every]
+    on_the_way = skew.course(item.verified_version_id for item in every if item.verified_version_id is not None)
+    return [_row(item, now, on_the_way) for item in every]
 
 
 def counts(table: Iterable[FleetRow]) -> dict[str, dict[str, int]]:
@@ -81,6 +78,15 @@ def counts(table: Iterable[FleetRow]) -> dict[str, dict[str, int]]:
         found["health"][str(item.health)] += 1
         found["sync"][str(item.sync)] += 1
     return found
+
+
+def lost_islands(project: Project) -> int:
+    """How many islands of the project are lost: the same rule as `status.health`, counted by the database, because
+    every page asks for it with each poll.
+    """
+    silence = timedelta(seconds=status.LOST_BEATS * settings.MAILBOAT_HEARTBEAT_SECONDS)
+    silent = Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - silence)
+    return Island.objects.filter(silent, project=project, enabled=True).count()
 
 
 def sync_reports(island: Island, limit: int = 50) -> list[SyncReport]:
@@ -95,23 +101,7 @@ def challenges(island: Island, limit: int = 50) -> list[Challenge]:
     )
 
 
-def _ready_times(every: Iterable[Island]) -> dict[uuid.UUID, list[tuple[int, datetime]]]:
-    """Number and time of the ready versions that an island of their run has not reached, ascending, per run."""
-    held: dict[uuid.UUID, int] = {}
-    for item in every:
-        if item.verified_version is not None:
-            held[item.run_id] = min(item.verified_version.number, held.get(item.run_id, item.verified_version.number))
-    found: dict[uuid.UUID, list[tuple[int, datetime]]] = defaultdict(list)
-    newer = [Q(run=run, number__gt=number) for run, number in held.items()]
-    if newer:
-        ready = Version.objects.filter(reduce(or_, newer), state=Version.State.READY)
-        for run, number, moment in ready.order_by("number").values_list("run", "number", "ready_at"):
-            if moment is not None:
-                found[run].append((number, moment))
-    return found
-
-
-def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> FleetRow:
+def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
     head, verified = island.channel.version, island.verified_version
     facts = Facts(
         enabled=island.enabled,
@@ -131,7 +121,8 @@ def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> Fl
     )
     healthy, health_reason = status.health(facts)
     synced, sync_reason = status.sync(facts)
-    versions, seconds = _skew(facts, now, ready)
+    held = on_the_way.held.get(island.verified_version_id or 0)
+    versions, seconds = (None, None) if held is None else on_the_way.behind(held, facts.head_version, now)
     return FleetRow(
         island=island,
         health=healthy,
@@ -143,14 +134,3 @@ def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> Fl
         skew_versions=versions,
         skew_seconds=seconds,
     )
-
-
-def _skew(facts: Facts, now: datetime, ready: list[tuple[int, datetime]]) -> tuple[int | None, int | None]:
-    """How many ready versions the island is behind its channel, and for how long it has been so."""
-    if facts.verified_version is None or facts.head_version is None:
-        return None, None
-    numbers = [number for number, _ in ready]
-    first, last = bisect_right(numbers, facts.verified_version), bisect_right(numbers, facts.head_version)
-    if last <= first:
-        return 0, 0
-    return last - first, max(0, int((now - ready[first][1]).total_seconds()))
