@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
@@ -102,22 +103,12 @@ def challenges(island: Island, limit: int = 50) -> list[Challenge]:
 
 
 def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
-    head, verified = island.channel.version, island.verified_version
-    facts = Facts(
-        enabled=island.enabled,
-        disabled_reason=island.disabled_reason,
-        phase=island.phase,
-        reason=island.reason,
-        last_error=island.last_error,
-        seconds_since_seen=None if island.last_seen_at is None else (now - island.last_seen_at).total_seconds(),
-        heartbeat_seconds=settings.MAILBOAT_HEARTBEAT_SECONDS,
-        clock_skew_seconds=island.clock_skew_seconds,
-        claimed_version=island.version_number,
-        claimed_digest=island.digest,
-        verified_version=None if verified is None else verified.number,
-        verified_digest="" if verified is None else verified.state_digest,
-        head_version=None if head is None else head.number,
-        head_digest="" if head is None else head.state_digest,
+    target, verified = island.channel.version, island.verified_version
+    facts = facts_of(
+        island,
+        None if verified is None else (verified.number, verified.state_digest),
+        None if target is None else (target.number, target.state_digest),
+        now,
     )
     healthy, health_reason = status.health(facts)
     synced, sync_reason = status.sync(facts)
@@ -133,4 +124,26 @@ def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
         target=facts.head_version,
         skew_versions=versions,
         skew_seconds=seconds,
+    )
+
+
+def facts_of(island: Any, verified: tuple[int, str] | None, target: tuple[int, str] | None, now: datetime) -> Facts:
+    """What `status` judges. `island` is an Island or an `outline.Outline`: both name these columns alike; `verified`
+    and `target` are number and digest of the version that it proved to hold and of the one that it should hold.
+    """
+    return Facts(
+        enabled=island.enabled,
+        disabled_reason=island.disabled_reason,
+        phase=island.phase,
+        reason=island.reason,
+        last_error=island.last_error,
+        seconds_since_seen=None if island.last_seen_at is None else (now - island.last_seen_at).total_seconds(),
+        heartbeat_seconds=settings.MAILBOAT_HEARTBEAT_SECONDS,
+        clock_skew_seconds=island.clock_skew_seconds,
+        claimed_version=island.version_number,
+        claimed_digest=island.digest,
+        verified_version=None if verified is None else verified[0],
+        verified_digest="" if verified is None else verified[1],
+        head_version=None if target is None else target[0],
+        head_digest="" if target is None else target[1],
     )
