@@ -27,6 +27,7 @@ class Outline(NamedTuple):
     region: str
     engine: str
     hostname: str
+    run_id: uuid.UUID
     run_name: str
     channel_name: str
     channel_version_id: int | None
@@ -52,6 +53,7 @@ class Outline(NamedTuple):
     last_seconds: dict[str, Any] | None
     active_requests: int | None
     expires_at: datetime | None
+    revoked_at: datetime | None
 
 
 _COLUMNS = {
@@ -60,6 +62,7 @@ _COLUMNS = {
     "channel_version_id": "channel__version_id",
     "pinned_version_id": "pin__version_id",
     "expires_at": "token__expires_at",
+    "revoked_at": "token__revoked_at",
 }
 
 
@@ -119,7 +122,11 @@ def _standing(
 ) -> Standing:
     held = on_the_way.held.get(item.verified_version_id or 0)
     facts = selectors.facts_of(
-        item, None if held is None else (held.number, held.digest), targets.get(target_id(item) or 0), now
+        item,
+        None if held is None else (held.number, held.digest),
+        targets.get(target_id(item) or 0),
+        now,
+        revoked=item.revoked_at is not None,
     )
     health, health_reason = status.health(facts)
     sync, sync_reason = status.sync(facts)

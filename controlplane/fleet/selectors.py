@@ -13,11 +13,13 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from controlplane.fleet import skew, status
-from controlplane.fleet.models import Challenge, Island, SyncReport
+from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
+from controlplane.fleet.pins import followed
 from controlplane.fleet.status import Facts, Health, Sync
 from controlplane.registry import clock
 from controlplane.registry.errors import Missing
 from controlplane.registry.models import Project
+from mailboat.identity import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,20 @@ class FleetRow:
     target: int | None
     skew_versions: int | None
     skew_seconds: int | None
+    pinned: int | None = None
+    drained: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the island's public key; empty for islands that enrolled without one."""
+        return fingerprint(self.island.public_key) if self.island.public_key else ""
 
 
 def islands(project: Project) -> QuerySet[Island]:
     """The islands of a project, by name, with what a row needs."""
     return (
         Island.objects.filter(project=project)
-        .select_related("project", "run", "channel__version", "verified_version", "token")
+        .select_related("project", "run", "channel__version", "pin__version", "verified_version", "token", "next_token")
         .order_by("name")
     )
 
@@ -87,7 +96,39 @@ def lost_islands(project: Project) -> int:
     """
     silence = timedelta(seconds=status.LOST_BEATS * settings.MAILBOAT_HEARTBEAT_SECONDS)
     silent = Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - silence)
-    return Island.objects.filter(silent, project=project, enabled=True).count()
+    present = Island.objects.filter(project=project, enabled=True, pending=False, draining_since=None)
+    return present.filter(silent).exclude(token__revoked_at__isnull=False).count()
+
+
+def pending(project: Project) -> QuerySet[Island]:
+    """The self-enrolled islands that wait for an approval, the longest waiting first."""
+    return islands(project).filter(pending=True).order_by("enrolled_at")
+
+
+def enrolment_tokens(project: Project, *, working: bool = False) -> QuerySet[EnrolmentToken]:
+    """One-time tokens and self-enrolment keys, newest first, with `working` those that still enrol somebody."""
+    found = EnrolmentToken.objects.filter(project=project).select_related("project", "run", "channel", "island")
+    if working:
+        unused = Q(reusable=True) | Q(used_at=None)
+        found = found.filter(unused, revoked_at=None, expires_at__gt=Now())
+    return found.order_by("-id")
+
+
+def enrolment_token(project: Project, token_id: int) -> EnrolmentToken:
+    """One of them. Raises Missing."""
+    found = enrolment_tokens(project).filter(pk=token_id).first()
+    if found is None:
+        raise Missing("There is no such enrolment token in this project.")
+    return found
+
+
+def enrolment_state(token: EnrolmentToken, now: datetime) -> str:
+    """`open`, `used`, `expired` or `revoked` at `now`, by the database's clock."""
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.used_at is not None and not token.reusable:
+        return "used"
+    return "expired" if token.expires_at <= now else "open"
 
 
 def sync_reports(island: Island, limit: int = 50) -> list[SyncReport]:
@@ -103,12 +144,13 @@ def challenges(island: Island, limit: int = 50) -> list[Challenge]:
 
 
 def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
-    target, verified = island.channel.version, island.verified_version
+    target, verified = followed(island).version, island.verified_version
     facts = facts_of(
         island,
         None if verified is None else (verified.number, verified.state_digest),
         None if target is None else (target.number, target.state_digest),
         now,
+        revoked=island.token is not None and island.token.revoked_at is not None,
     )
     healthy, health_reason = status.health(facts)
     synced, sync_reason = status.sync(facts)
@@ -124,13 +166,18 @@ def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
         target=facts.head_version,
         skew_versions=versions,
         skew_seconds=seconds,
+        pinned=facts.head_version if facts.pinned else None,
+        drained=facts.drained,
     )
 
 
-def facts_of(island: Any, verified: tuple[int, str] | None, target: tuple[int, str] | None, now: datetime) -> Facts:
+def facts_of(
+    island: Any, verified: tuple[int, str] | None, target: tuple[int, str] | None, now: datetime, *, revoked: bool
+) -> Facts:
     """What `status` judges. `island` is an Island or an `outline.Outline`: both name these columns alike; `verified`
     and `target` are number and digest of the version that it proved to hold and of the one that it should hold.
     """
+    until: datetime | None = island.drain_until
     return Facts(
         enabled=island.enabled,
         disabled_reason=island.disabled_reason,
@@ -146,4 +193,10 @@ def facts_of(island: Any, verified: tuple[int, str] | None, target: tuple[int, s
         verified_digest="" if verified is None else verified[1],
         head_version=None if target is None else target[0],
         head_digest="" if target is None else target[1],
+        pinned=island.pin_id is not None,
+        pending=island.pending,
+        revoked=revoked,
+        draining=island.draining_since is not None,
+        drain_seconds_left=0.0 if until is None else (until - now).total_seconds(),
+        active_requests=island.active_requests,
     )
