@@ -198,7 +198,7 @@ def claim(job_id: JobId, owner: str, *, lease_seconds: int | None = None) -> Job
         state=State.RUNNING,
         owner=owner,
         lease_expires_at=_lease(lease_seconds),
-        started_at=Case(When(saved=None, then=Now()), default=Coalesce("started_at", Now())),
+        started_at=Case(When(saved__isnull=True, then=Now()), default=Coalesce("started_at", Now())),
         waiting_for="",
         not_before=None,
         done=0,
