@@ -1,5 +1,5 @@
-"""What runs by the clock. The schedule is code: nothing has to be remembered between runs, and two schedulers at once do
-no harm, since every entry may run twice.
+"""What runs by the clock. The schedule is code: nothing has to be remembered between runs, and two schedulers at once
+do no harm, since every entry may run twice.
 """
 
 from __future__ import annotations
