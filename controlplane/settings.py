@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "controlplane.registry",
     "controlplane.fleet",
     "controlplane.jobs",
+    "controlplane.idempotency",
     "controlplane.api",
     "controlplane.dashboard",
     "controlplane.embedded",

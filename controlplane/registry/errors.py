@@ -48,6 +48,16 @@ class StorageUnavailable(Refusal):
     code = "storage_unavailable"
 
 
+class Changed(Refusal):
+    """The row is not what the caller saw any more. Nothing was changed."""
+
+    status = 412
+    code = "precondition_failed"
+
+    def __init__(self) -> None:
+        super().__init__("It was changed meanwhile, and nothing was overwritten; read it again and decide anew.")
+
+
 class WrongState(Refusal):
     """A transition found its row in another state, or owned by somebody else. Nothing was changed."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.registry import blobs, clock
@@ -85,7 +86,11 @@ def _write(channel: Channel, version: Version, serial: int) -> None:
     )
     envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_dict()
     rows = Channel.objects.filter(pk=channel.pk, serial=channel.serial).update(
-        version=version, serial=serial, head_envelope=envelope, expires_at=expires
+        version=version,
+        serial=serial,
+        head_envelope=envelope,
+        expires_at=expires,
+        revision=F("revision") + int(serial != channel.serial),
     )
     if rows != 1:
         raise WrongState(f"The channel {channel.name} moved meanwhile; nothing was changed.")

@@ -121,7 +121,7 @@ def test_a_cancelled_job_fails_its_version(run: Run) -> None:
 
 @pytest.mark.parametrize("state", ["ready", "retired", "failed", "building"])
 def test_transitions_name_the_expected_state(run: Run, state: str) -> None:
-    version = ready(run, 0)
+    version = commit(run, 0)
     Version.objects.filter(pk=version.pk).update(state=state)
     with pytest.raises(WrongState):
         services.mark_ready(version)
