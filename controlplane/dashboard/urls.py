@@ -7,13 +7,15 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 
-from controlplane.dashboard.views import doors, fleet, islands, jobs, runs
+from controlplane.dashboard.views import bulk, doors, fleet, islands, jobs, runs
 
 project = "projects/<slug:project>/"
 pages = [
     path("", doors.home, name="home"),
     path("favicon.svg", doors.favicon, name="favicon"),
     path(project, fleet.fleet, name="fleet"),
+    path(project + "skew/", fleet.skew, name="skew"),
+    path(project + "islands/bulk/", bulk.bulk, name="bulk"),
     path(project + "runs/", runs.runs, name="runs"),
     path(project + "runs/<slug:run>/", runs.run, name="run"),
     path(project + "runs/<slug:run>/versions/<int:number>/", runs.version, name="version"),

@@ -54,6 +54,8 @@ class Outline(NamedTuple):
     active_requests: int | None
     expires_at: datetime | None
     revoked_at: datetime | None
+    staleness_versions: int | None
+    staleness_seconds: int | None
 
 
 _COLUMNS = {
@@ -63,6 +65,8 @@ _COLUMNS = {
     "pinned_version_id": "pin__version_id",
     "expires_at": "token__expires_at",
     "revoked_at": "token__revoked_at",
+    "staleness_versions": "run__staleness_versions",
+    "staleness_seconds": "run__staleness_seconds",
 }
 
 
