@@ -19,10 +19,7 @@ from controlplane.registry.models import Project, Run
 
 USED_EVERY = timedelta(minutes=1)  # last_used_at is no finer than this, so that reading costs no write per request
 OVERLAP = timedelta(hours=24)
-# What a request of an island needs of it, whether it comes with the old credential or with the new one.
-_ISLAND = tuple(
-    f"{name}__{part}" for name in ("island", "next_island") for part in ("project", "run", "channel", "pin")
-)
+_ISLAND = ("island__run", "island__channel", "island__pin")  # what a request of an island needs of it
 
 
 class LastAdmin(Refusal):

@@ -29,6 +29,11 @@ def tagged(response: Response, revision: int) -> Response:
     return response
 
 
+def seen_if_said(request: Request) -> int | None:
+    """The same for orders, which may be given without having read anything: None also without the header."""
+    return seen(request) if "If-Match" in request.headers else None
+
+
 def seen(request: Request) -> int | None:
     """The revision that an edit goes out from; None for `*`. Raises Refusal `precondition_required` (428) and
     `precondition_failed` (412) for a tag that was never given out.

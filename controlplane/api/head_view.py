@@ -22,7 +22,7 @@ from controlplane.api.permissions import channel_for, require_role, run_for
 from controlplane.api.waiting import waiting
 from controlplane.audit import middleware
 from controlplane.lane import Receive, Scope, Send, lane
-from controlplane.registry import heads, selectors
+from controlplane.registry import heads
 
 PATH = re.compile(r"/api/v1/projects/([-\w]{1,50})/runs/([-\w]{1,80})/channels/([-\w]{1,40})/head", re.ASCII)
 LONGEST_WAIT = 60
@@ -61,7 +61,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     address, authorization = match.groups(), headers.get("authorization", "")
 
     async def look() -> Seen:
-        return await lane().run(_look_with_token, authorization, *address)
+        return await lane().look(_look_with_token, authorization, *address)
 
     response = await _answer(scope["method"], QueryDict(scope["query_string"]), headers, look)
     response.headers[middleware.HEADER] = number
@@ -97,9 +97,12 @@ async def _head(query: QueryDict, known: str, look: Look) -> HttpResponse:
     With `after` (a serial) and `wait` (seconds), the answer waits until the channel has moved past that serial.
     """
     after, seconds = _number(query, "after", None, BIG), _number(query, "wait", 0, LONGEST_WAIT) or 0
+    if seconds:
+        waiting().begin()
+    wakes = waiting().wakes
     seen = await look()
     if seconds and (seen.body is None or (after is not None and seen.serial <= after)):
-        seen = await _wait(seen, look, after or 0, seconds)
+        seen = await _wait(seen, wakes, look, after or 0, seconds)
     if seen.body is None:
         return HttpResponse(status=204)
     headers = {"ETag": seen.etag, "Cache-Control": "private, no-cache"}
@@ -109,15 +112,18 @@ async def _head(query: QueryDict, known: str, look: Look) -> HttpResponse:
     return HttpResponse(seen.body, content_type="application/json", headers=headers)
 
 
-async def _wait(seen: Seen, look: Look, after: int, seconds: int) -> Seen:
+async def _wait(seen: Seen, wakes: int, look: Look, after: int, seconds: int) -> Seen:
+    """Until the head has moved past `after`; `wakes` is how often the hub had been woken when `seen` was looked up."""
     hub, deadline = waiting(), time.monotonic() + seconds
     with hub.subscribe(seen.key) as event:
-        while True:
-            seen = await look()  # after subscribing: nothing falls between look and wait
-            left = deadline - time.monotonic()
-            if left <= 0 or (seen.body is not None and seen.serial > after):
-                return seen
+        if hub.wakes != wakes:  # it may have moved between the look and the subscription
+            event.set()
+        while (left := deadline - time.monotonic()) > 0:
             await hub.wait(event, left)
+            seen = await look()
+            if seen.body is not None and seen.serial > after:
+                break
+    return seen
 
 
 def _look_with_token(authorization: str, project: str, run: str, channel: str) -> Seen:
