@@ -7,7 +7,7 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 
-from controlplane.dashboard.views import bulk, doors, fleet, islands, jobs, runs
+from controlplane.dashboard.views import actions, bulk, doors, fleet, islands, jobs, runs
 
 project = "projects/<slug:project>/"
 pages = [
@@ -24,6 +24,7 @@ pages = [
     path(project + "islands/register/<int:enrolment>/", islands.enrolment, name="enrolment"),
     path(project + "islands/<uuid:island>/", islands.island, name="island"),
     path(project + "islands/<uuid:island>/verify/", islands.verify, name="verify"),
+    path(project + "islands/<uuid:island>/<slug:action>/", actions.act, name="act"),
     path(project + "jobs/", jobs.jobs, name="jobs"),
     path(project + "jobs/<uuid:job>/", jobs.job, name="job"),
     path(project + "jobs/<uuid:job>/cancel/", jobs.cancel, name="cancel_job"),

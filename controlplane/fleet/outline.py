@@ -85,6 +85,7 @@ class Standing:
     skew_seconds: int | None
     full_bytes: int | None
     failed_verify: bool
+    drained: bool
 
 
 def standings(project: Project, *, only: uuid.UUID | None = None) -> list[Standing]:
@@ -149,4 +150,5 @@ def _standing(
         skew_seconds=seconds,
         full_bytes=None if held is None else held.full_bytes,
         failed_verify=failed_verify,
+        drained=facts.drained,
     )

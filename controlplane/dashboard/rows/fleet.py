@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Count, F, Q
 
-from controlplane.dashboard import badges
+from controlplane.dashboard import badges, wording
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.dashboard.rows.filters import UNSEEN_WORDS, Filters, pause_of
 from controlplane.fleet.models import Island
@@ -146,7 +146,17 @@ def health_reason(found: Standing) -> str:
         return "Its heartbeats have stopped."
     if found.health == Health.DEGRADED and found.island.phase not in (Island.Phase.ERROR, Island.Phase.FENCED):
         return "Its heartbeats are late."
+    if found.health == Health.DRAINING:
+        return drain_words(found.island.active_requests, found.drained)
     return found.health_reason
+
+
+def drain_words(active: int | None, drained: bool) -> str:
+    """How far a drain is, without the seconds that are left."""
+    if drained:
+        left = active or 0
+        return f"Drained; {wording.plural(left, 'request')} given up at the deadline." if left else "Drained."
+    return "Draining." if active is None else f"Draining: {wording.plural(active, 'request')} active."
 
 
 def columns(chosen: Filters) -> list[Column]:
