@@ -15,8 +15,6 @@ from controlplane.registry import heads
 from controlplane.registry.errors import Changed, Missing, Refusal
 from controlplane.registry.models import Channel, Version
 
-PREFIX = "island-"  # channels with such names belong to one island; nobody else may be given one
-
 
 def pin(island: Island, number: int, *, reason: str = "", actor: str, seen: int | None = None) -> Island:
     """Holds the island at a ready version of its run, newer or older than what it has. Pinning again moves the pin.
@@ -70,7 +68,7 @@ def followed(island: Island) -> Channel:
 
 def channel_name(island: Island) -> str:
     """The name of the island's own channel."""
-    return f"{PREFIX}{island.pk.hex}"
+    return f"{Channel.PINS}{island.pk.hex}"
 
 
 def _wake(island: Island) -> None:
