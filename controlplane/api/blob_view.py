@@ -13,8 +13,9 @@ from controlplane.api import plain
 from controlplane.api.authentication import principal_of
 from controlplane.api.permissions import require_role, run_for
 from controlplane.registry import blobs, selectors
-from controlplane.registry.errors import Refusal
+from controlplane.registry.errors import Missing, Refusal
 
+DIRECT_SECONDS = 900
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 
 
@@ -23,6 +24,7 @@ class Found:
     """Whose bytes they are, and how many."""
 
     run: uuid.UUID
+    sha256: str
     size: int
 
 
@@ -36,15 +38,48 @@ def find(request: HttpRequest, project: str, run: str, sha256: str) -> Found:
         raise Refusal(
             "The blob is damaged in the store; the publisher must upload it again.", code="blob_damaged", status=500
         )
-    return Found(row.run_id, row.size)
+    return Found(row.run_id, sha256, row.size)
+
+
+@plain.in_database
+def find_statistics(request: HttpRequest, project: str, run: str, number: int) -> Found:
+    """The per-tensor statistics of a version. Raises Missing."""
+    caller = principal_of(request, project)
+    require_role(caller, FOLLOWERS)
+    version = selectors.version(run_for(caller, run), number)
+    if version.statistics is None:
+        raise Missing(f"Version {number} has no statistics: they are made of a patch, when it is validated.")
+    return Found(version.run_id, version.statistics.sha256, version.statistics.size)
 
 
 @plain.view("GET", "HEAD")
 async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> HttpResponseBase:
-    """The bytes of a blob, or the one range that is asked for."""
+    """The bytes of a blob, or the one range that is asked for.
+
+    With `direct=1`, where the blob store has addresses of its own: a redirect to one that is valid for a while.
+    """
     found = await find(request, project, run, sha256)
-    etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, max-age=31536000, immutable"}
+    if request.GET.get("direct") == "1" and (address := await presigned(found)):
+        return HttpResponse(status=307, headers={"Location": address, "Cache-Control": "no-store"})
+    return _answer(request, found, "application/octet-stream", "immutable")
+
+
+@plain.view("GET", "HEAD")
+async def statistics(request: HttpRequest, *, project: str, run: str, number: int) -> HttpResponseBase:
+    """Changes per tensor, columns in one blob: docs/format/statistics.md."""
+    found = await find_statistics(request, project, run, number)
+    return _answer(request, found, "application/vnd.mailboat.statistics", "must-revalidate")
+
+
+@plain.in_database
+def presigned(found: Found) -> str | None:
+    """An address of the blob store's own, when it has such."""
+    return blobs.store().presign_get(found.run, found.sha256, DIRECT_SECONDS)
+
+
+def _answer(request: HttpRequest, found: Found, content_type: str, caching: str) -> HttpResponseBase:
+    etag = f'"{found.sha256}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": f"private, max-age=31536000, {caching}"}
     if etag in request.headers.get("If-None-Match", ""):
         return HttpResponse(status=304, headers=headers)
     asked = request.headers.get("Range", "") if request.headers.get("If-Range", etag) == etag else ""
@@ -53,14 +88,14 @@ async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> 
         span = range_of(asked, found.size)
         if span is None:
             headers["Content-Range"] = f"bytes */{found.size}"
-            return HttpResponse(status=416, headers=headers)
+            return HttpResponse(status=416, headers=headers, content_type=content_type)
         start, end, status = *span, 206
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.size}"
     headers["Content-Length"] = str(end - start)
     if request.method == "HEAD" or start == end:
-        return HttpResponse(status=status, headers=headers, content_type="application/octet-stream")
-    body = blobs.store().stream(found.run, sha256, start, end)
-    return StreamingHttpResponse(body, status=status, headers=headers, content_type="application/octet-stream")
+        return HttpResponse(status=status, headers=headers, content_type=content_type)
+    body = blobs.store().stream(found.run, found.sha256, start, end)
+    return StreamingHttpResponse(body, status=status, headers=headers, content_type=content_type)
 
 
 def _is_range(header: str) -> bool:

@@ -7,15 +7,16 @@ from __future__ import annotations
 import uuid
 
 from django.conf import settings
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts.principals import ISLAND, OPERATORS, READERS
+from controlplane.api import answers, filters, paging, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
-from controlplane.api.views import ProjectView, page_size
+from controlplane.api.repeating import repeatable
+from controlplane.api.views import ProjectView
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Island
 from controlplane.registry import selectors as registry
@@ -29,7 +30,10 @@ class EnrolmentTokens(ProjectView):
 
     roles = {"POST": OPERATORS}
 
-    @extend_schema(request=accept.NewEnrolmentToken, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(
+        request=accept.NewEnrolmentToken, parameters=[repeating.PARAMETER], responses={201: answers.EnrolmentToken}
+    )
+    @repeatable(secret=True)
     def post(self, request: Request, project: str) -> Response:
         """A token for one island, shown once."""
         body = self.body(request, accept.NewEnrolmentToken)
@@ -53,7 +57,7 @@ class Enrol(ProjectView):
     authentication_classes = ()
     permission_classes = ()
 
-    @extend_schema(request=accept.Enrol, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.Enrol, auth=[], responses={201: answers.Enrolment})
     def post(self, request: Request, project: str) -> Response:
         """Trades a one-time token for a credential."""
         body = self.body(request, accept.Enrol)
@@ -87,7 +91,7 @@ class Heartbeat(IslandView):
 
     roles = {"POST": OWN}
 
-    @extend_schema(request=accept.Heartbeat, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=accept.Heartbeat, responses=answers.Commands)
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Records what the island says, and answers with commands."""
         row, body = self.island(island), self.body(request, accept.Heartbeat)
@@ -106,13 +110,13 @@ class Syncs(IslandView):
 
     roles = {"GET": READERS | OWN, "POST": OWN}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="syncs_list", parameters=paging.PARAMETERS, responses=answers.page_of(answers.Sync))
     def get(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """The newest reports."""
-        reports = selectors.sync_reports(self.island(island), page_size(request))
-        return Response({"results": [show.sync_report(report) for report in reports], "next": None})
+        page = paging.page(request, self.island(island).sync_reports.all(), "-id")
+        return page.response([show.sync_report(report) for report in page.rows])
 
-    @extend_schema(request=accept.Report, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.Report, responses={201: answers.Sync})
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Records a report; `accepted` says whether the island now counts as at that version."""
         row, body = self.island(island), self.body(request, accept.Report)
@@ -125,7 +129,7 @@ class Challenges(IslandView):
 
     roles = {"POST": OWN}
 
-    @extend_schema(request=accept.Answer, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=accept.Answer, responses=answers.Challenge)
     def post(self, request: Request, project: str, island: uuid.UUID, challenge: uuid.UUID) -> Response:
         """Takes the answer; the job that asked judges it."""
         row, body = self.island(island), self.body(request, accept.Answer)
@@ -140,10 +144,16 @@ class Islands(ProjectView):
 
     roles = {"GET": READERS}
 
-    @extend_schema(operation_id="islands_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="islands_list",
+        parameters=filters.parameters(filters.Islands),
+        responses=answers.page_of(answers.IslandLine),
+    )
     def get(self, request: Request, project: str) -> Response:
         """By name."""
-        return Response({"results": [show.island(row) for row in selectors.fleet(self.caller.project)], "next": None})
+        found = filters.filtered(request, filters.Islands, selectors.islands(self.caller.project))
+        page = paging.page(request, found, "name")
+        return page.response([show.island(row) for row in selectors.rows(page.rows)])
 
 
 class IslandDetail(IslandView):
@@ -151,7 +161,7 @@ class IslandDetail(IslandView):
 
     roles = {"GET": READERS | OWN}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.IslandLine)
     def get(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Its line of the fleet table."""
         return Response(show.island(selectors.row(self.island(island))))
@@ -162,7 +172,7 @@ class Fleet(ProjectView):
 
     roles = {"GET": READERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.Fleet)
     def get(self, request: Request, project: str) -> Response:
         """Islands with health, sync status and skew; counts; the head of `latest` of every run."""
         table = selectors.fleet(self.caller.project)

@@ -281,6 +281,7 @@ class Channel(models.Model):
     """A named pointer to a version, with the head document that announces it."""
 
     LATEST = "latest"
+    PINS = "island-"  # channels with such names pin one island (fleet.pins)
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="channels")
     name = models.SlugField(max_length=40)

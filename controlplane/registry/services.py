@@ -17,6 +17,7 @@ from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry import blobs, heads, submission
+from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
 from controlplane.registry.models import (
@@ -45,13 +46,17 @@ __all__ = [
     "commit_manifest",
     "create_project",
     "create_run",
+    "finish_parts",
     "finish_upload",
     "mark_failed",
     "mark_ready",
+    "missing_parts",
     "renew_heads",
 ]
 
 State = Version.State
+PART_SECONDS = 3600  # how long the addresses of parts are valid; announcing the blob again gives new ones
+MANY = 1000
 
 
 def create_project(slug: str, name: str = "", *, actor: str) -> Project:
@@ -121,13 +126,35 @@ def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
     return upload
 
 
+def missing_parts(upload: Upload) -> tuple[Part, ...] | None:
+    """The parts that may go straight to the blob store and are not there yet; None where it takes none."""
+    return blobs.store().presign_put_parts(upload.run_id, upload.pk, upload.size, PART_SECONDS)
+
+
 def finish_upload(upload: Upload) -> Blob:
     """Checks the digest of what arrived and makes it a blob. Raises Unacceptable `digest_mismatch`."""
     blobs.store().finish(upload.run_id, upload.pk, upload.sha256, upload.size)
-    with transaction.atomic():
-        blob, _ = Blob.objects.update_or_create(
-            run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size}
+    return _uploaded(upload)
+
+
+def finish_parts(upload: Upload) -> Blob:
+    """The same for an upload whose parts went straight to the blob store. Raises Refusal `parts_missing`, Unacceptable
+    `digest_mismatch`.
+    """
+    missing = blobs.store().finish_parts(upload.run_id, upload.pk, upload.sha256, upload.size)
+    if missing:
+        raise Refusal(
+            f"{len(missing)} parts are not in the blob store whole; announce the blob again to see which, and send "
+            "them.",
+            code="parts_missing",
+            parts=list(missing[:MANY]),
         )
+    return _uploaded(upload)
+
+
+def _uploaded(upload: Upload) -> Blob:
+    with transaction.atomic():
+        blob, _ = Blob.objects.get_or_create(run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size})
         Upload.objects.filter(pk=upload.pk).delete()
     return blob
 
@@ -136,7 +163,7 @@ def add_blob(run: Run, content: bytes | Path) -> Blob:
     """Stores bytes, or a copy of a file, as a blob of the run. For workers, which sit beside the store."""
     store = blobs.store()
     sha256, size = store.write_file(run.pk, content) if isinstance(content, Path) else store.write(run.pk, content)
-    return Blob.objects.update_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
+    return Blob.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
 
 
 # Commit
