@@ -7,6 +7,7 @@ version become ready, and only then does the copy move. It may be killed anywher
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from controlplane.registry.models import Anchor, Version
 from mailboat.digest import State, measure
 from mailboat.errors import ManifestError
 from mailboat.patch import PatchFile
+from mailboat.patch.statistics import measure as measure_patch
 from workers.copy import Copy
 from workers.materials import checked_files, manifest_of, open_anchor, recorded_state, require_same
 from workers.work import Work
@@ -68,7 +70,8 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
         if anchor := Anchor.objects.filter(version=version).first():
             _measure_anchor(work, version, anchor)
         work.check()
-        services.mark_ready(version, codecs=_codecs(paths))
+        codecs, statistics = _read_tables(paths, len(expected.inventory.tensors))
+        services.mark_ready(version, codecs=codecs, statistics=services.add_blob(run, statistics))
         copy.keep(image, overlay)
     finally:
         overlay.close()
@@ -92,12 +95,9 @@ def _measure_anchor(work: Work, version: Version, anchor: Anchor) -> State:
     return expected
 
 
-def _codecs(paths: list[Path]) -> str:
-    found: set[str] = set()
-    for path in paths:
-        patch = PatchFile.open(path)
-        try:
-            found.update(patch.codecs)
-        finally:
-            patch.close()
-    return ",".join(sorted(found))
+def _read_tables(paths: list[Path], tensors: int) -> tuple[str, bytes]:
+    """The codecs of the parts, and the statistics blob of the patch."""
+    with ExitStack() as stack:
+        parts = [stack.enter_context(PatchFile.open(path)) for path in paths]
+        codecs = sorted({codec for part in parts for codec in part.codecs})
+        return ",".join(codecs), measure_patch(parts, tensors).to_bytes()

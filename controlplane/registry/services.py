@@ -300,8 +300,8 @@ def begin_validating(
         _attach(version, sent, rows, anchor_kind)
 
 
-def mark_ready(version: Version, *, codecs: str = "") -> None:
-    """validating -> ready; moves `latest` unless it is protected. Raises WrongState while an earlier version is
+def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = None) -> None:
+    """validating -> ready, with what the validation learnt of its patch; moves `latest` unless it is protected. Raises WrongState while an earlier version is
     unfinished.
     """
     with transaction.atomic():
@@ -310,7 +310,7 @@ def mark_ready(version: Version, *, codecs: str = "") -> None:
         unfinished = earlier.values_list("number", flat=True).first()
         if unfinished is not None:
             raise WrongState(f"Version {version.number} can't be ready before version {unfinished} is ready or failed.")
-        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="")
+        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="", statistics=statistics)
         version.refresh_from_db()
         if codecs:
             Patch.objects.filter(to_version=version).update(codecs=codecs)
