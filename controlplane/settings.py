@@ -14,6 +14,7 @@ from controlplane import env
 try:
     BASE_DIR = env.CHECKOUT
     DEBUG = env.flag("MAILBOAT_DEBUG", False)
+    MAILBOAT_READ_ONLY = env.flag("MAILBOAT_READ_ONLY", False)  # the dashboard's buttons are gone, with a banner
     SECRET_KEY = env.secret("MAILBOAT_SECRET_KEY") or env.kept_secret("django")
     MAILBOAT_HOME = env.home()
     MAILBOAT_PEPPERS = env.peppers()

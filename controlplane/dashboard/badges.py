@@ -60,6 +60,12 @@ TOKEN = {
     "expired": Badge("Expired", "off", "idle"),
     "revoked": Badge("Revoked", "off", "idle"),
 }
+ENROLMENT = {
+    "open": Badge("Open", "clock", "busy"),
+    "used": Badge("Used", "check", "good"),
+    "expired": Badge("Expired", "off", "idle"),
+    "revoked": Badge("Revoked", "off", "idle"),
+}
 WORKER = {
     "online": Badge("Online", "check", "good"),
     "lost": Badge("Lost", "lost", "bad"),

@@ -9,6 +9,7 @@ import hashlib
 import re
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
@@ -51,6 +52,8 @@ def page(
         "projects": seat.projects,
         "role": seat.role,
         "operates": seat.operates,
+        "administers": seat.administers,
+        "read_only": settings.MAILBOAT_READ_ONLY,
         "lost": lost,
         "now": clock.now(),
         "title": title,

@@ -168,7 +168,8 @@ def heads(project: Project) -> list[HeadRow]:
     """The channels that moved last, with how many of their islands have arrived."""
     arrived = Q(islands__verified_version=F("version"))
     channels = (
-        Channel.objects.filter(run__project=project, pinned_island=None)
+        Channel.objects.filter(run__project=project)
+        .exclude(name__startswith=Channel.PINS)
         .select_related("run", "version")
         .defer("version__envelope", "version__side_files", "head_envelope")
     )

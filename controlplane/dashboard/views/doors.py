@@ -11,6 +11,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts import selectors as accounts
+from controlplane.accounts.login import LoginForm
 from controlplane.dashboard.access import PageRequest, sign_in
 
 MAX_ON_BADGE = 99
@@ -22,6 +23,14 @@ class Door(LoginView):
     template_name = "dashboard/login.html"
     redirect_authenticated_user = True
     extra_context = {"title": "Log in", "lost": 0}
+    form_class = LoginForm
+
+    def form_invalid(self, form: LoginForm) -> HttpResponse:
+        """The page again; 429 with the time to wait after too many tries."""
+        answer = super().form_invalid(form)
+        if form.retry_after is not None:
+            answer.status_code, answer["Retry-After"] = 429, str(form.retry_after)
+        return answer
 
 
 @require_safe
