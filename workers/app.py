@@ -9,12 +9,16 @@ import os
 from importlib import import_module
 from typing import Any
 
+import django
 from celery import Celery
 from celery.signals import worker_ready, worker_shutting_down
+from django.apps import apps
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 # Django's system checks import the whole API and every page; the tests run them, processes need not at each start.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
+if not apps.ready:  # Celery reads the configuration, which knows the models, before it sets Django up
+    django.setup()
 
 app = Celery("mailboat", include=["workers.tasks"])
 app.config_from_object("workers.configuration")
