@@ -39,7 +39,8 @@ class Limit:
     per_second: float
 
 
-LOGIN_BY_NAME = Limit("login name", 10, 1 / 60)  # guessing one password: ten tries, then one a minute
+LOGIN_BY_NAME_AND_ADDRESS = Limit("login name address", 10, 1 / 60)  # ten tries, then one a minute
+LOGIN_BY_NAME = Limit("login name", 100, 1 / 10)  # from many addresses at once
 LOGIN_BY_ADDRESS = Limit("login address", 50, 1 / 6)
 ENROL_BY_ADDRESS = Limit("enrol address", 300, 1)  # a rack of machines may start behind one address
 PULL = Limit("pull", 3000, 50)  # plans and blobs of one credential; an anchor may have hundreds of files
@@ -53,12 +54,13 @@ class TooMany(Refusal):
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"Too many calls; try again in {seconds} s.", retry_after=seconds)
+        self.seconds = seconds
         self.headers = {"Retry-After": str(seconds)}
 
 
 def take(limit: Limit, who: str) -> None:
     """Counts one call of `who`. Raises TooMany; a call that is refused does not count."""
-    values = {"key": _key(limit, who), "capacity": limit.capacity, "rate": limit.per_second}
+    values: dict[str, str | float] = {"key": _key(limit, who), "capacity": limit.capacity, "rate": limit.per_second}
     with connection.cursor() as cursor:
         cursor.execute(_TAKE, values)
         if cursor.fetchone() is not None:

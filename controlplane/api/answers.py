@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rest_framework import serializers as drf
 
+from controlplane.api.people_answers import Orders
 from controlplane.fleet.models import Island, SyncReport
 from controlplane.jobs.models import Job, JobEvent
 from controlplane.registry.models import Run as RunRow
@@ -250,6 +251,8 @@ class JobInShort(drf.Serializer):
     state = drf.ChoiceField(Job.State.choices)
     params = drf.DictField()
     attempt = drf.IntegerField()
+    waiting_for = drf.CharField(allow_null=True)
+    rerun_of = drf.UUIDField(allow_null=True)
     owner = drf.CharField(allow_null=True)
     done = drf.IntegerField()
     total = drf.IntegerField(allow_null=True)
@@ -293,7 +296,7 @@ class Claim(drf.Serializer):
     epoch = drf.IntegerField(allow_null=True)
 
 
-class IslandLine(drf.Serializer):
+class IslandLine(Orders):
     """A line of the fleet table."""
 
     id = drf.UUIDField()
@@ -340,12 +343,22 @@ class Sync(drf.Serializer):
     reported_at = drf.DateTimeField()
 
 
+class Drain(drf.Serializer):
+    """The order to take no new requests."""
+
+    seconds_left = drf.FloatField()
+    reason = drf.CharField(allow_blank=True)
+
+
 class Commands(drf.Serializer):
     """The answer to a heartbeat."""
 
     commands = drf.ListField(child=drf.DictField())
     heartbeat_seconds = drf.IntegerField()
     enabled = drf.BooleanField()
+    channel = drf.CharField(help_text="The one to follow: its own while the island is pinned.")
+    drain = Drain(allow_null=True)
+    credential = drf.CharField(allow_null=True, help_text="A new one, to be tried beside the old one.")
 
 
 class Challenge(drf.Serializer):
@@ -380,3 +393,4 @@ class Enrolment(drf.Serializer):
     run_id = drf.UUIDField()
     channel = drf.CharField()
     heartbeat_seconds = drf.IntegerField()
+    pending = drf.BooleanField(help_text="Whether an operator has to approve the island first.")

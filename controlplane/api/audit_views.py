@@ -16,19 +16,21 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts.principals import PEOPLE
-from controlplane.api import paging
+from controlplane.api import paging, people_answers
 from controlplane.api import people_representations as show
+from controlplane.api.answers import page_of
 from controlplane.api.views import ProjectView
 from controlplane.audit import selectors
 from controlplane.audit.selectors import Filter
 from controlplane.registry.models import Project
 
 LONGEST = 200
-_WORDS = ("actor", "action", "target", "request_id")
-_MOMENTS = ("since", "until")
 FILTERS = [
-    *(OpenApiParameter(name, {"type": "string", "maxLength": LONGEST}) for name in _WORDS),
-    *(OpenApiParameter(name, OpenApiTypes.DATETIME) for name in _MOMENTS),
+    *(
+        OpenApiParameter(name, {"type": "string", "maxLength": LONGEST})
+        for name in ("actor", "action", "target", "request_id")
+    ),
+    *(OpenApiParameter(name, OpenApiTypes.DATETIME) for name in ("since", "until")),
 ]
 
 
@@ -37,7 +39,11 @@ class Audit(ProjectView):
 
     roles = {"GET": PEOPLE}
 
-    @extend_schema(operation_id="audit_list", parameters=[*FILTERS, *paging.PARAMETERS], responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="audit_list",
+        parameters=[*FILTERS, *paging.PARAMETERS],
+        responses=page_of(people_answers.AuditEntry),
+    )
     def get(self, request: Request, project: str) -> Response:
         """Newest first."""
         found = selectors.entries(self.caller.project, chosen(request.query_params))
@@ -64,9 +70,14 @@ class AuditExport(ProjectView):
 
 def chosen(query: Mapping[str, str]) -> Filter:
     """The filter of a query string. Raises ValidationError."""
-    words = {name: _word(query, name) for name in _WORDS}
-    moments = {name: _moment(query, name) for name in _MOMENTS}
-    return Filter(**words, **moments)
+    return Filter(
+        actor=_word(query, "actor"),
+        action=_word(query, "action"),
+        target=_word(query, "target"),
+        request_id=_word(query, "request_id"),
+        since=_moment(query, "since"),
+        until=_moment(query, "until"),
+    )
 
 
 def export(project: Project, filter_: Filter, kind: str) -> StreamingHttpResponse:

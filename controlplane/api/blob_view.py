@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from controlplane.accounts.principals import FOLLOWERS
+from controlplane.accounts import limits
+from controlplane.accounts.principals import FOLLOWERS, ISLAND
 from controlplane.api import plain
 from controlplane.api.authentication import principal_of
 from controlplane.api.permissions import require_role, run_for
@@ -33,6 +34,8 @@ def find(request: HttpRequest, project: str, run: str, sha256: str) -> Found:
     """A blob of a run that the caller may see. Raises Missing, Refusal `blob_damaged`."""
     caller = principal_of(request, project)
     require_role(caller, FOLLOWERS)
+    if caller.role == ISLAND:
+        limits.take(limits.PULL, f"{caller.project.pk} {caller.actor}")
     row = selectors.blob(run_for(caller, run), sha256)
     if blobs.store().size(row.run_id, sha256) != row.size:
         raise Refusal(

@@ -10,16 +10,16 @@ import uuid
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers as drf
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts.principals import OPERATORS
+from controlplane.api import answers
 from controlplane.api import people_serializers as accept
 from controlplane.api import representations as show
-from controlplane.api.conditional import IF_MATCH, seen_if_said, tagged
+from controlplane.api.conditional import ETAG, IF_MATCH, seen_if_said, tagged
 from controlplane.api.views import ProjectView
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Island
@@ -46,7 +46,7 @@ class Order(ProjectView):
 
 
 def _order(shape: type[drf.Serializer] | None) -> Any:
-    return extend_schema(parameters=[IF_MATCH], request=shape, responses=OpenApiTypes.OBJECT)
+    return extend_schema(parameters=[IF_MATCH, ETAG], request=shape, responses=answers.IslandLine)
 
 
 @_order(accept.Approval)
@@ -144,7 +144,7 @@ class Verify(ProjectView):
 
     roles = {"POST": OPERATORS}
 
-    @extend_schema(request=None, responses={200: OpenApiTypes.OBJECT, 202: OpenApiTypes.OBJECT})
+    @extend_schema(request=None, responses={200: answers.JobInFull, 202: answers.JobInFull})
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Starts a verify job (202), or joins the one that is unfinished (200)."""
         job, new = triggers.verify(self.caller.project, island, actor=self.caller.actor)

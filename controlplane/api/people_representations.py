@@ -13,7 +13,6 @@ from controlplane.api.representations import moment
 from controlplane.audit.models import Entry
 from controlplane.fleet import selectors as fleet
 from controlplane.fleet.models import EnrolmentToken
-from controlplane.fleet.selectors import FleetRow
 from controlplane.jobs.models import JobEvent
 from controlplane.jobs.selectors import QueueRow, ScheduleRow, WorkerRow
 
@@ -84,37 +83,6 @@ def enrolment_token(row: EnrolmentToken, now: datetime) -> Json:
         "used_at": moment(row.used_at),
         "revoked_at": moment(row.revoked_at),
         "island": None if row.island_id is None else str(row.island_id),
-    }
-
-
-def orders(row: FleetRow) -> Json:
-    """What operators asked of an island, and its keys; part of its line in the fleet table."""
-    it, drain = row.island, None
-    if it.draining_since is not None:
-        drain = {
-            "since": moment(it.draining_since),
-            "until": moment(it.drain_until),
-            "reason": it.drain_reason,
-            "active_requests": it.active_requests,
-            "drained": row.drained,
-        }
-    credential = None
-    if it.token is not None:
-        credential = {
-            "key_id": it.token.key_id,
-            "expires_at": moment(it.token.expires_at),
-            "revoked_at": moment(it.token.revoked_at),
-            "last_used_at": moment(it.token.last_used_at),
-            "rotation_asked_at": moment(it.rotation_asked_at),
-        }
-    return {
-        "pending": it.pending,
-        "fingerprint": row.fingerprint or None,
-        "approved_by": it.approved_by or None,
-        "pinned": None if it.pin_id is None else {"version": row.pinned, "reason": it.pin_reason},
-        "drain": drain,
-        "credential": credential,
-        "revision": it.revision,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
+from django.contrib.auth.models import AbstractBaseUser
 from drf_spectacular.utils import extend_schema
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
@@ -16,9 +16,10 @@ from rest_framework.views import APIView
 
 from controlplane.accounts import selectors, services, sessions
 from controlplane.accounts.principals import ADMINS, OPERATORS, PEOPLE
-from controlplane.api import paging
+from controlplane.api import paging, people_answers
 from controlplane.api import people_representations as show
 from controlplane.api import people_serializers as accept
+from controlplane.api.answers import page_of
 from controlplane.api.authentication import PersonAuthentication
 from controlplane.api.repeating import PARAMETER, repeatable
 from controlplane.api.views import ProjectView
@@ -31,13 +32,13 @@ class Members(ProjectView):
 
     roles = {"GET": PEOPLE, "POST": ADMINS}
 
-    @extend_schema(operation_id="members_list", parameters=paging.PARAMETERS, responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="members_list", parameters=paging.PARAMETERS, responses=page_of(people_answers.Member))
     def get(self, request: Request, project: str) -> Response:
         """In the order of their numbers."""
         page = paging.page(request, selectors.members(self.caller.project), "user_id")
         return page.response([show.member(row) for row in page.rows])
 
-    @extend_schema(parameters=[PARAMETER], request=accept.NewMember, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(parameters=[PARAMETER], request=accept.NewMember, responses={201: people_answers.Member})
     @repeatable()
     def post(self, request: Request, project: str) -> Response:
         """Takes a person in, or changes their role. 409 `last_admin` when nobody else could manage the project."""
@@ -52,12 +53,12 @@ class MemberDetail(ProjectView):
 
     roles = {"GET": PEOPLE, "PATCH": ADMINS, "DELETE": ADMINS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=people_answers.Member)
     def get(self, request: Request, project: str, user: int) -> Response:
         """Their role."""
         return Response(show.member(selectors.member(self.caller.project, user)))
 
-    @extend_schema(request=accept.MemberRole, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=accept.MemberRole, responses=people_answers.Member)
     def patch(self, request: Request, project: str, user: int) -> Response:
         """Another role. 409 `last_admin` when nobody else could manage the project."""
         row, body = selectors.member(self.caller.project, user), self.body(request, accept.MemberRole)
@@ -76,13 +77,13 @@ class Tokens(ProjectView):
 
     roles = {"GET": OPERATORS, "POST": ADMINS}
 
-    @extend_schema(operation_id="tokens_list", parameters=paging.PARAMETERS, responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="tokens_list", parameters=paging.PARAMETERS, responses=page_of(people_answers.Token))
     def get(self, request: Request, project: str) -> Response:
         """Newest first, with expiry and last use."""
         page, now = paging.page(request, selectors.tokens(self.caller.project), "-id"), clock.now()
         return page.response([show.token(row, now) for row in page.rows])
 
-    @extend_schema(parameters=[PARAMETER], request=accept.NewToken, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(parameters=[PARAMETER], request=accept.NewToken, responses={201: people_answers.TokenOnce})
     @repeatable(secret=True)
     def post(self, request: Request, project: str) -> Response:
         """A new token; `token` is shown this once."""
@@ -104,7 +105,7 @@ class TokenDetail(ProjectView):
 
     roles = {"GET": OPERATORS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=people_answers.Token)
     def get(self, request: Request, project: str, token: int) -> Response:
         """Where it stands."""
         return Response(_shown(self, token))
@@ -115,7 +116,7 @@ class RotateToken(ProjectView):
 
     roles = {"POST": ADMINS}
 
-    @extend_schema(parameters=[PARAMETER], request=accept.Rotation, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(parameters=[PARAMETER], request=accept.Rotation, responses={201: people_answers.TokenOnce})
     @repeatable(secret=True)
     def post(self, request: Request, project: str, token: int) -> Response:
         """`token` is shown this once; the old secret works until the overlap ends."""
@@ -131,7 +132,7 @@ class RevokeToken(ProjectView):
 
     roles = {"POST": ADMINS}
 
-    @extend_schema(request=None, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=None, responses=people_answers.Token)
     def post(self, request: Request, project: str, token: int) -> Response:
         """At once; again changes nothing."""
         services.revoke_token(selectors.token(self.caller.project, token), actor=self.caller.actor)
@@ -144,20 +145,26 @@ class PersonView(APIView):
     authentication_classes = (PersonAuthentication,)
     permission_classes = ()
 
+    person: AbstractBaseUser
+
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Raises NotAuthenticated for everybody else, holders of tokens among them."""
         super().initial(request, *args, **kwargs)
-        if not getattr(request.user, "is_authenticated", False):
+        user: object = request.user
+        if not isinstance(user, AbstractBaseUser):
             raise NotAuthenticated("Log in: sessions belong to people.")
+        self.person = user
 
 
 class Sessions(PersonView):
     """Where the person is logged in."""
 
-    @extend_schema(operation_id="sessions_list", parameters=paging.PARAMETERS, responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="sessions_list", parameters=paging.PARAMETERS, responses=page_of(people_answers.Session)
+    )
     def get(self, request: Request) -> Response:
         """Newest first; the one that asks says so."""
-        page = paging.page(request, sessions.sign_ins(request.user), "-id")
+        page = paging.page(request, sessions.sign_ins(self.person), "-id")
         return page.response([show.sign_in(row, request.session.session_key) for row in page.rows])
 
 
@@ -167,7 +174,7 @@ class SessionDetail(PersonView):
     @extend_schema(responses={204: None})
     def delete(self, request: Request, session: int) -> Response:
         """Ends it at once."""
-        sessions.end(request.user, session)
+        sessions.end(self.person, session)
         return Response(status=204)
 
 

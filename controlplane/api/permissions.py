@@ -44,9 +44,8 @@ class RolePermission(BasePermission):
         method = "GET" if request.method == "HEAD" else str(request.method)
         if method not in view.roles:
             raise MethodNotAllowed(method)
-        require_role(view.caller, view.roles[method], pending=getattr(view, "open_to_pending", False))
-        scoped = getattr(view, "open_to_scoped", frozenset())  # methods outside a run for tokens of one run
-        if view.caller.run is not None and "run" not in view.kwargs and method not in scoped:
+        require_role(view.caller, view.roles[method], pending=view.open_to_pending)
+        if view.caller.run is not None and "run" not in view.kwargs and not view.open_to_scoped:
             raise PermissionDenied(f"This token is for run {view.caller.run.name} alone.")
         return True
 

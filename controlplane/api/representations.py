@@ -98,6 +98,8 @@ def job(row: Job, events: Iterable[JobEvent] | None = None) -> Json:
         "state": row.state,
         "params": row.params,
         "attempt": row.attempt,
+        "waiting_for": row.waiting_for or None,
+        "rerun_of": None if row.rerun_of_id is None else str(row.rerun_of_id),
         "owner": row.owner or None,
         "done": row.done,
         "total": row.total,
@@ -127,6 +129,7 @@ def island(row: FleetRow) -> Json:
         "engine": it.engine,
         "agent_version": it.agent_version,
         "enabled": it.enabled,
+        **orders(row),
         "health": {"state": str(row.health), "reason": row.health_reason},
         "sync": {"state": str(row.sync), "reason": row.sync_reason},
         "phase": it.phase,
@@ -138,6 +141,36 @@ def island(row: FleetRow) -> Json:
         "last_seconds": it.last_seconds,
         "last_seen_at": moment(it.last_seen_at),
         "last_sync_at": moment(it.last_sync_at),
+    }
+
+
+def orders(row: FleetRow) -> Json:
+    """What operators asked of an island, and its keys; part of its line in the fleet table."""
+    it, drain, credential = row.island, None, None
+    if it.draining_since is not None:
+        drain = {
+            "since": moment(it.draining_since),
+            "until": moment(it.drain_until),
+            "reason": it.drain_reason,
+            "active_requests": it.active_requests,
+            "drained": row.drained,
+        }
+    if it.token is not None:
+        credential = {
+            "key_id": it.token.key_id,
+            "expires_at": moment(it.token.expires_at),
+            "revoked_at": moment(it.token.revoked_at),
+            "last_used_at": moment(it.token.last_used_at),
+            "rotation_asked_at": moment(it.rotation_asked_at),
+        }
+    return {
+        "pending": it.pending,
+        "fingerprint": row.fingerprint or None,
+        "approved_by": it.approved_by or None,
+        "pinned": None if it.pin_id is None else {"version": row.pinned, "reason": it.pin_reason},
+        "drain": drain,
+        "credential": credential,
+        "revision": it.revision,
     }
 
 

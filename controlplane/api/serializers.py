@@ -108,6 +108,8 @@ class NewEnrolmentToken(serializers.Serializer):
     provider = serializers.CharField(max_length=60, allow_blank=True, default="")
     region = serializers.CharField(max_length=60, allow_blank=True, default="")
     engine = serializers.CharField(max_length=20, default="checkpoint")
+    reusable = serializers.BooleanField(default=False)
+    days = Whole(min_value=1, max_value=365, allow_null=True, default=None)
 
 
 class Enrol(serializers.Serializer):
@@ -120,6 +122,8 @@ class Enrol(serializers.Serializer):
     cores = Whole(max_value=1 << 20, allow_null=True, default=None)
     codecs = serializers.ListField(child=serializers.CharField(max_length=40), max_length=50, default=list)
     hostname = serializers.CharField(max_length=120, allow_blank=True, default="")
+    public_key = serializers.RegexField(r"^([0-9a-f]{64})?\Z", allow_blank=True, default="")
+    signature = serializers.RegexField(r"^([0-9a-f]{128})?\Z", allow_blank=True, default="")
 
 
 class Heartbeat(serializers.Serializer):
@@ -131,6 +135,7 @@ class Heartbeat(serializers.Serializer):
     phase = serializers.ChoiceField(Island.Phase.choices)
     reason = serializers.CharField(allow_blank=True, allow_null=True, max_length=4000, default="")
     time = serializers.FloatField(allow_null=True, default=None, min_value=-1e12, max_value=1e12)
+    active_requests = Whole(max_value=(1 << 31) - 1, allow_null=True, default=None)
 
 
 class Report(serializers.Serializer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 
-from controlplane.api import blob_view, fleet_views, head_view, health, job_views, problems, views
+from controlplane.api import blob_view, fleet_views, head_view, health, job_views, people_urls, problems, views
 
 RUN = "runs/<slug:run>"
 
@@ -35,6 +35,7 @@ project = [
     path("jobs", job_views.Jobs.as_view()),
     path("jobs/<uuid:job>", job_views.JobDetail.as_view()),
     path("jobs/<uuid:job>/cancel", job_views.CancelJob.as_view()),
+    *people_urls.project,
 ]
 
 urlpatterns = [
@@ -42,5 +43,6 @@ urlpatterns = [
     path("health/ready", health.ready, name="health-ready"),
     path("api/schema", SpectacularAPIView.as_view(), name="api-schema"),
     path("api/v1/projects/<slug:project>/", include(project)),
+    path("api/v1/", include(people_urls.person)),
     path("api/<path:rest>", problems.unknown_address),
 ]

@@ -14,7 +14,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.accounts.principals import FOLLOWERS, OPERATORS, PUBLISHERS, Principal
+from controlplane.accounts import limits
+from controlplane.accounts.principals import FOLLOWERS, ISLAND, OPERATORS, PUBLISHERS, Principal
 from controlplane.api import answers, conditional, filters, paging, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
@@ -277,6 +278,8 @@ class Plan(ProjectView):
     )
     def get(self, request: Request, project: str, run: str) -> Response:
         """The route from `from_digest` (empty: nothing is held) to version `to` (the newest ready one)."""
+        if self.caller.role == ISLAND:
+            limits.take(limits.PULL, f"{self.caller.project.pk} {self.caller.actor}")
         held = request.query_params.get("from_digest", "")
         if held and not (len(held) == 64 and set(held) <= set("0123456789abcdef")):
             raise ValidationError({"from_digest": "It must be 64 hex digits."})

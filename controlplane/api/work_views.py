@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import uuid
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts.principals import OPERATORS, PEOPLE, READERS
-from controlplane.api import paging
+from controlplane.api import paging, people_answers
 from controlplane.api import people_representations as show
 from controlplane.api import representations as rows
+from controlplane.api.answers import JobInShort, page_of
 from controlplane.api.views import ProjectView
 from controlplane.jobs import selectors, services
 from controlplane.jobs.models import JobEvent
@@ -26,7 +26,7 @@ class Queues(ProjectView):
 
     roles = {"GET": PEOPLE}
 
-    @extend_schema(operation_id="queues_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="queues_list", responses=page_of(people_answers.Queue))
     def get(self, request: Request, project: str) -> Response:
         """Depth, oldest age and workers of each queue. Jobs are the project's; messages and workers are everybody's."""
         return Response({"results": [show.queue(row) for row in selectors.queues(self.caller.project)], "next": None})
@@ -37,7 +37,7 @@ class Workers(ProjectView):
 
     roles = {"GET": PEOPLE}
 
-    @extend_schema(operation_id="workers_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="workers_list", responses=page_of(people_answers.Worker))
     def get(self, request: Request, project: str) -> Response:
         """The processes that are there or got lost."""
         found = selectors.workers(self.caller.project)
@@ -49,7 +49,7 @@ class Schedule(ProjectView):
 
     roles = {"GET": PEOPLE}
 
-    @extend_schema(operation_id="schedule_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="schedule_list", responses=page_of(people_answers.ScheduleEntry))
     def get(self, request: Request, project: str) -> Response:
         """Every entry with its last run."""
         return Response({"results": [show.schedule_entry(row) for row in selectors.schedule()], "next": None})
@@ -67,7 +67,7 @@ class JobEvents(ProjectView):
             OpenApiParameter("level", str, enum=JobEvent.Level.values),
             *paging.PARAMETERS[:1],
         ],
-        responses=OpenApiTypes.OBJECT,
+        responses=people_answers.JobLines,
     )
     def get(self, request: Request, project: str, job: uuid.UUID) -> Response:
         """Oldest first, after the line numbered `after`; `level` leaves out what matters less."""
@@ -87,7 +87,7 @@ class RerunJob(ProjectView):
 
     roles = {"POST": OPERATORS}
 
-    @extend_schema(request=None, responses={200: OpenApiTypes.OBJECT, 202: OpenApiTypes.OBJECT})
+    @extend_schema(request=None, responses={200: JobInShort, 202: JobInShort})
     def post(self, request: Request, project: str, job: uuid.UUID) -> Response:
         """A new job (202) with the same parameters, or the unfinished one that does the same (200). 409
         `not_rerunnable` for one that did not fail, and for those that end with their version.

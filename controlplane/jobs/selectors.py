@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -105,7 +106,7 @@ def queues(project: Project | None = None) -> list[QueueRow]:
         chosen = chosen.filter(project=project)
     # `free` in the sense of jobs.services: nothing outside is waited for, and no job before it.
     held = Q(waiting_for__gt="") | Q(after__state__in=Job.UNFINISHED)
-    found = {
+    found: dict[str, Mapping[str, object]] = {
         row["kind"]: row
         for row in chosen.order_by()
         .values("kind")
@@ -138,7 +139,7 @@ def schedule() -> list[ScheduleRow]:
 
 def _queue(
     name: str,
-    found: dict[str, dict[str, object]],
+    found: Mapping[str, Mapping[str, object]],
     now: datetime,
     messages: tuple[int, float | None] | None,
     serving: list[list[str]],
@@ -157,7 +158,7 @@ def _queue(
     )
 
 
-def _sum(rows: list[dict[str, object]], key: str) -> int:
+def _sum(rows: list[Mapping[str, object]], key: str) -> int:
     return sum(value for row in rows if isinstance(value := row[key], int))
 
 

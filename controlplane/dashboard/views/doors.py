@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -25,10 +26,10 @@ class Door(LoginView):
     extra_context = {"title": "Log in", "lost": 0}
     form_class = LoginForm
 
-    def form_invalid(self, form: LoginForm) -> HttpResponse:
+    def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
         """The page again; 429 with the time to wait after too many tries."""
         answer = super().form_invalid(form)
-        if form.retry_after is not None:
+        if isinstance(form, LoginForm) and form.retry_after is not None:
             answer.status_code, answer["Retry-After"] = 429, str(form.retry_after)
         return answer
 
