@@ -31,7 +31,8 @@ from .rounding import (
 
 BLOCK = 4096
 ROW_BLOCK = 2048
-GROUPS = 128
+# Elements of a program where scales cover groups: of small groups many, of large ones few.
+GROUP_BLOCK = 2048
 NVFP4_RANGE = tl.constexpr(numbers.NVFP4_RANGE)
 FP4_MAX_BITS = tl.constexpr(numbers.FP4_MAX_BITS)
 INT4_HALF_RANGE = tl.constexpr(numbers.INT4_HALF_RANGE)
@@ -198,9 +199,9 @@ def refresh_fp8(
         if codes.numel() and block[0] == 1:
             _refresh_fp8_row[(rows,)](*common, columns, master.stride(0), SIZE=ROW_BLOCK)
         elif codes.numel():
-            grid = (shape[0] * shape[1],)
+            grid = (len(scales),)
             _refresh_fp8_block[grid](
-                *common, rows, columns, master.stride(0), shape[1], HEIGHT=block[0], WIDTH=block[1], num_warps=8
+                *common, rows, columns, master.stride(0), shape[1], HEIGHT=block[0], WIDTH=block[1], num_warps=16
             )
 
     return collect(launch, codes.numel(), codes, expected, writes=True), moved.sorted(), int(problems)
@@ -231,7 +232,7 @@ def _nvfp4_scale(amax, tensor):
     """(E4M3 codes of the groups' scales, factors of the weights)."""
     usable = (amax >= TINY) & (amax < 0x7F800000)
     largest = tl.where(usable, amax, 0).to(tl.uint32).to(tl.float32, bitcast=True)
-    wanted = tl.div_rn(largest, tl.zeros(amax.shape, tl.float32) + tensor * 6.0).to(tl.uint32, bitcast=True)
+    wanted = tl.div_rn(largest, tl.full(amax.shape, 1.0, tl.float32) * (tensor * 6.0)).to(tl.uint32, bitcast=True)
     code = tl.maximum(round_code(tl.minimum(wanted, FP8_MAX_BITS), 20, 121), 1)
     normal = ((((code >> 3) + 120) << 23) | ((code & 7) << 20)).to(tl.float32, bitcast=True)
     value = tl.where(code < 8, code.to(tl.float32) * 0.001953125, normal)
@@ -358,7 +359,7 @@ def refresh_groups(
         raise ValueError("rows must be whole groups, with two codes a byte and a scale for each group")
     codes, scales = codes.view(-1).view(torch.uint8), integers(scales).view(-1)
     master, served_scale = integers(master), integers(served_scale).view(-1)
-    moved, whole = ChangeList(scales.numel(), scales), ChangeList(1, served_scale)
+    moved, whole, size = ChangeList(scales.numel(), scales), ChangeList(1, served_scale), GROUP_BLOCK // group
     largest, problems = torch.zeros((2, 1), dtype=torch.int32, device=master.device)
     if kind == numbers.NVFP4 and codes.numel():
         _amax[(triton.cdiv(rows * columns, BLOCK),)](master, largest, rows, columns, master.stride(0), SIZE=BLOCK)
@@ -368,11 +369,11 @@ def refresh_groups(
     def launch(found: ChangeList) -> None:
         problems.zero_()
         if codes.numel():
-            _refresh_groups[(triton.cdiv(rows * across, GROUPS),)](
+            _refresh_groups[(triton.cdiv(rows * across, size),)](
                 master, codes, scales, largest, problems,
                 found.total, found.positions, found.old, found.new, found.capacity,
                 moved.total, moved.positions, moved.old, moved.new,
-                rows * across, across, master.stride(0), KIND=kind, GROUP=group, SIZE=GROUPS,
+                rows * across, across, master.stride(0), KIND=kind, GROUP=group, SIZE=size,
             )  # fmt: skip
 
     return (
