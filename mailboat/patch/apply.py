@@ -6,6 +6,7 @@ patch: both states have to be right before the result gets a name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure, state_digest
-from mailboat.errors import DigestMismatch, PatchError, WrongBase
+from mailboat.errors import CheckpointError, DigestMismatch, PatchError, WrongBase
 from mailboat.patch import blocks
 from mailboat.patch.blocks import BlockCode
 from mailboat.patch.format import Geometry
@@ -38,6 +39,8 @@ def apply_patch(base: Checkpoint, parts: Sequence[Path], out: Path, *, threads: 
     """
     with ExitStack() as stack:
         patch = Parts.open(parts, base.inventory, stack)
+        if any(os.path.realpath(out) == os.path.realpath(part) for part in parts):
+            raise CheckpointError(f"{out} is the patch, which is read and never written; choose another place.")
         try:
             source = _Patched(base, patch, thread_count(threads), stack)
             write_checkpoint(source, Path(out), layout=base.layout)

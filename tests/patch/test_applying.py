@@ -141,6 +141,20 @@ def test_a_patch_is_never_written_over_what_is_read(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 
+def test_a_result_is_never_written_over_its_patch_or_a_device(tmp_path: Path) -> None:
+    patch = built(tmp_path, model(0), model(1))
+    lone = written(tmp_path, "base", model(0)) / "model.safetensors"
+    os.mkfifo(tmp_path / "pipe")
+    content = patch.path.read_bytes()
+    for base in (lone, lone.parent):
+        with Checkpoint.open(base) as opened:
+            for out in (patch.path, tmp_path / "pipe"):
+                with pytest.raises(CheckpointError, match="choose another place"):
+                    apply_patch(opened, [patch.path], out)
+    assert patch.path.read_bytes() == content
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_what_is_no_file_is_no_patch(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
