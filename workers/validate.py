@@ -13,8 +13,9 @@ from typing import Any
 
 from controlplane.registry import selectors, services, submission
 from controlplane.registry.models import Anchor, Version
+from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import State, measure
-from mailboat.errors import ManifestError
+from mailboat.errors import CheckpointError, DigestMismatch, ManifestError, listed
 from mailboat.patch import PatchFile
 from mailboat.patch.statistics import measure as measure_patch
 from workers.copy import Copy
@@ -65,6 +66,10 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
     image = copy.bring_to(parent)
     overlay = image.prepare(paths, expected, scratch=work.scratch)
     try:
+        if overlay.changed != patch.changed:
+            raise DigestMismatch(
+                f"The manifest says that {patch.changed} elements change, but the patch changes {overlay.changed}."
+            )
         found = measure(image.overlaid(overlay), progress=work.bytes_of(expected.inventory.full_bytes))
         require_same(expected, found, f"Version {version.number}")
         if anchor := Anchor.objects.filter(version=version).first():
@@ -92,7 +97,17 @@ def _measure_anchor(work: Work, version: Version, anchor: Anchor) -> State:
     with open_anchor(version.run, anchor.files, work.scratch, expected.inventory.aliases) as checkpoint:
         found = measure(checkpoint, progress=work.bytes_of(expected.inventory.full_bytes))
         require_same(expected, found, f"The anchor of version {version.number}")
+        _require_no_more(anchor, checkpoint)
     return expected
+
+
+def _require_no_more(anchor: Anchor, checkpoint: Checkpoint) -> None:
+    """Refuses files that no digest of the state covers: every island would fetch and keep them."""
+    known = {shard.name for shard in checkpoint.shards} | {file.path for file in checkpoint.side_files}
+    if checkpoint.layout.index is not None:
+        known.add(checkpoint.layout.index[0])
+    if stray := sorted({file["path"] for file in anchor.files} - known):
+        raise CheckpointError(f"The anchor holds files that are no part of its checkpoint: {listed(stray)}.")
 
 
 def _read_tables(paths: list[Path], tensors: int) -> tuple[str, bytes]:

@@ -57,7 +57,8 @@ def commit(run: Any, path: Path, number: int, parent: int | None = None) -> Any:
 def publish(run: Any, arrays: Arrays, number: int, base: Any, scratch: Path, **lies: Any) -> Any:
     """A version as a publisher commits it: anchor files for the first one, a patch for the others.
 
-    `base` is (arrays, version) of the parent. `lies` change what the manifest says (`state`: other arrays' digests).
+    `base` is (arrays, version) of the parent. `lies` change what is told: `claims` other arrays' digests, `more`
+    changed elements, a `stray` file in the anchor.
     """
     from controlplane.registry import services
 
@@ -71,12 +72,13 @@ def publish(run: Any, arrays: Arrays, number: int, base: Any, scratch: Path, **l
         for path in sorted(folder.iterdir()):
             blob = services.add_blob(run, path)
             anchor.append({"path": path.name, "sha256": blob.sha256, "size": blob.size})
+        anchor += [anchor[-1] | {"path": lies["stray"]}] if "stray" in lies else []
     else:
         from mailboat.patch import build_patch
 
         built = build_patch(source(base[0]), target, scratch / f"step-{number}.mbp")
         blob = services.add_blob(run, built.path)
-        patch = PatchRef((BlobRef(blob.sha256, blob.size),), built.changed)
+        patch = PatchRef((BlobRef(blob.sha256, blob.size),), built.changed + lies.get("more", 0))
         parent = ParentRef(base[1].number, base[1].state_digest)
     inventory = services.add_blob(run, state.inventory.to_bytes())
     digests = services.add_blob(run, state.digests_bytes())

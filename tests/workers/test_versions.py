@@ -161,6 +161,21 @@ def test_an_anchor_with_other_bytes_than_promised_fails_with_the_tensor(run: Any
     assert "model.weight" in zero.reason
 
 
+def test_a30_a_manifest_that_counts_other_changes_than_its_patch_fails(run: Any, tmp_path: Path) -> None:
+    arrays = first()
+    zero = work_on(publish(run, arrays, 0, None, tmp_path))
+    one = work_on(publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path, more=1))
+    assert one.state == "failed"
+    assert "elements change" in one.reason
+
+
+@pytest.mark.parametrize("stray", ["sub/model.safetensors", "sub/model.safetensors.index.json"])
+def test_a21_an_anchor_with_files_beyond_its_checkpoint_fails(run: Any, tmp_path: Path, stray: str) -> None:
+    zero = work_on(publish(run, first(), 0, None, tmp_path, stray=stray))
+    assert zero.state == "failed"
+    assert stray in zero.reason
+
+
 def test_a_damaged_blob_fails_the_version(run: Any, tmp_path: Path) -> None:
     from controlplane.registry import blobs
     from controlplane.registry.models import PatchPart
