@@ -143,6 +143,50 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
     out[1] += total_b
 
 
+@njit(
+    types.void(types.uint64[::1], types.uint64[::1], types.uint32[::1], _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
+    """As `sum_changes`, from the old block's words and the new elements at `positions` alone, packed into words."""
+    total_a = _ZERO
+    total_b = _ZERO
+    block = old.view(np.uint8)
+    element_mask = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> np.uint64(64 - 8 * width)
+    count = positions.size
+    piece = np.int64(0)
+    start = np.int64(0)
+    at = np.int64(0)
+    while at < count:
+        byte = np.int64(positions[at]) * width
+        if byte >= start + piece_bytes:
+            piece = byte // piece_bytes
+            start = piece * piece_bytes
+        word = (byte - start) >> 3
+        where = start + word * 8
+        rest = start + piece_bytes - where
+        before = _word(block, where) if rest >= 8 else _short_word(block, where, rest)
+        after = before
+        while byte < where + min(rest, 8):
+            shift = np.uint64((byte - where) * 8)
+            new = (elements[(at * width) >> 3] >> np.uint64(((at * width) & 7) << 3)) & element_mask
+            after = (after & ~(element_mask << shift)) | (new << shift)
+            at += 1
+            if at == count:
+                break
+            byte = np.int64(positions[at]) * width
+        row = np.uint64(row0 + piece)
+        column = np.uint64(word0 + word)
+        place_a = seed_a + row * ROW_A + column * WORD_A
+        place_b = seed_b + row * ROW_B + column * WORD_B
+        total_a += _mix(after ^ place_a, FIRST_A, SECOND_A) - _mix(before ^ place_a, FIRST_A, SECOND_A)
+        total_b += _mix(after ^ place_b, FIRST_B, SECOND_B) - _mix(before ^ place_b, FIRST_B, SECOND_B)
+    out[0] += total_a
+    out[1] += total_b
+
+
 # --- Patches (docs/format/patch.md) -----------------------------------------------------------------------------------
 #
 # A block comes as little-endian 64-bit words, its last word zero-padded, so that one compiled version serves every

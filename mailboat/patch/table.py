@@ -7,7 +7,7 @@ compared with the bytes that are there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -18,9 +18,13 @@ from mailboat.errors import PatchError, UnknownCodec
 from mailboat.patch.format import (
     BLOCK_ELEMENTS,
     CHUNK_BYTES,
+    CONTEXTUAL,
+    CONTEXTUAL_SHARE,
     DENSE,
     ENCODING_NAMES,
+    GROUP_BYTES,
     KNOWN_ENCODINGS,
+    MAX_GROUP_WORDS,
     MAX_TENSOR_BYTES,
     POSITIONAL,
     SAME,
@@ -41,7 +45,10 @@ def _refuse(what: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Table:
-    """The parsed columns. Tensor columns have one entry per carried tensor, block columns one per block of a changed one."""
+    """The parsed columns. Tensor columns have one entry per carried tensor, block columns one per block of a changed one.
+
+    `group_words` has one entry per coding group with contextual blocks.
+    """
 
     index: Column
     elements: Column
@@ -53,13 +60,14 @@ class Table:
     position_bytes: Column
     literals: Column
     chunks: dict[str, Column]
+    group_words: Column
 
     def to_bytes(self) -> bytes:
         """The raw table."""
         head = np.array([len(self.index), *(len(self.chunks[name]) for name in STREAMS)], "<u4")
         columns = [getattr(self, name).astype(dtype) for name, dtype in (*_TENSOR_COLUMNS, *_BLOCK_COLUMNS)]
         sizes = [self.chunks[name].astype("<u4") for name in STREAMS]
-        return b"".join(part.tobytes() for part in (head, *columns, *sizes))
+        return b"".join(part.tobytes() for part in (head, *columns, *sizes, self.group_words.astype("<u4")))
 
     @classmethod
     def from_bytes(cls, raw: bytes, tensors: int) -> Table:
@@ -72,8 +80,9 @@ class Table:
             _refuse("a tensor beyond the inventory")
         columns |= {name: reader.take(dtype, blocks) for name, dtype in _BLOCK_COLUMNS}
         chunks = {name: reader.take("<u4", n) for name, n in zip(STREAMS, chunk_counts, strict=True)}
+        table = cls(**columns, chunks=chunks, group_words=np.empty(0, np.uint32))
+        table = replace(table, group_words=reader.take("<u4", table.groups))
         reader.end()
-        table = cls(**columns, chunks=chunks)
         table._check()
         return table
 
@@ -102,6 +111,35 @@ class Table:
         whole = BLOCK_ELEMENTS // np.maximum(row, 1) * row
         of_rows = np.minimum(whole, self.elements.astype(np.int64)[place] - number * whole)
         return np.where(long_rows, in_row, of_rows)
+
+    @cached_property
+    def block_group(self) -> Column:
+        """For each block the number of its coding group among those with contextual blocks; -1 unless it is contextual.
+
+        Groups are cut where the bytes of the carried tensors, one after the other, cross a multiple of GROUP_BYTES.
+        """
+        width = self.width.astype(np.uint64)
+        tensor_bytes = self.elements * width
+        starts = np.cumsum(tensor_bytes, dtype=np.uint64) - tensor_bytes
+        place = self.block_tensor
+        block_bytes = self.block_elements.astype(np.uint64) * width[place]
+        before = np.concatenate([np.zeros(1, np.uint64), np.cumsum(block_bytes, dtype=np.uint64)])
+        at = starts[place] + before[:-1] - before[self.block_start[place]]
+        groups = np.full(len(place), -1, np.int64)
+        contextual = np.flatnonzero(self.encoding == CONTEXTUAL)
+        windows = at[contextual] // np.uint64(GROUP_BYTES)
+        groups[contextual] = np.cumsum(np.concatenate([[0], windows[1:] != windows[:-1]]))[: len(contextual)]
+        return groups
+
+    @property
+    def groups(self) -> int:
+        """How many coding groups have contextual blocks."""
+        return int(self.block_group.max(initial=-1)) + 1
+
+    @cached_property
+    def group_start(self) -> Column:
+        """For each such group the offset of its words in the `contextual` entry, in bytes; one more holds the size."""
+        return np.concatenate([[0], np.cumsum(self.group_words.astype(np.int64) * 4)]).astype(np.int64)
 
     @cached_property
     def starts(self) -> dict[str, Column]:
@@ -142,6 +180,11 @@ class Table:
             _refuse("an encoding that does not fit its count")
         if (self.literals > self.block_changed).any() or self.literals[self.encoding != POSITIONAL].any():
             _refuse("more literals than changes")
+        contextual = self.encoding == CONTEXTUAL
+        if (self.block_changed[contextual] > self.block_elements[contextual] // CONTEXTUAL_SHARE).any():
+            _refuse("more contextual changes than a quarter")
+        if (self.group_words == 0).any() or (self.group_words > MAX_GROUP_WORDS).any():
+            _refuse("a coding group of a size out of bounds")
         total = np.zeros(len(self.index), np.int64)
         np.add.at(total, self.block_tensor, self.block_changed.astype(np.int64))
         if (total != self.changed.astype(np.int64)).any():
@@ -228,4 +271,5 @@ def table_of(tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int
         position_bytes=by_block[:, 2].astype(np.uint32),
         literals=by_block[:, 3].astype(np.uint32),
         chunks={name: np.array(chunks[name], np.uint32) for name in STREAMS},
+        group_words=np.array(group_words, np.uint32),
     )
