@@ -8,6 +8,7 @@ credential into an error's text. Bulk bytes (resume, verification) are the subje
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import ssl
@@ -172,7 +173,7 @@ class Api:
         """
         query: dict[str, Any] = {} if after is None else {"after": after}
         if wait:
-            query["wait"] = int(wait)
+            query["wait"] = math.ceil(wait)
         response = self.request(
             "GET",
             _path("runs", run, "channels", channel, "head"),

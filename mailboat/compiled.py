@@ -11,7 +11,7 @@ from math import isqrt
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -34,8 +34,7 @@ _I64 = types.int64
 _U64 = types.uint64
 
 
-@intrinsic
-def _word(typingctx: Any, buffer: Any, offset: Any) -> Any:
+def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001 - numba's protocol
     """Load the 8 bytes at `offset` of a uint8 buffer as a little-endian word, at any alignment."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -45,6 +44,9 @@ def _word(typingctx: Any, buffer: Any, offset: Any) -> Any:
         return builder.load(pointer, align=1)
 
     return types.uint64(buffer, types.int64), generate
+
+
+_word: Any = intrinsic(_load_word)
 
 
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
@@ -67,9 +69,7 @@ def _mix(x, first, second):  # type: ignore[no-untyped-def]
     return x
 
 
-@njit(
-    types.void(_READ, _I64, _I64, _I64, _U64, _U64, _TOTALS), nogil=True, cache=True, error_model="numpy"
-)
+@njit(types.void(_READ, _I64, _I64, _I64, _U64, _U64, _TOTALS), nogil=True, cache=True, error_model="numpy")
 def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """Add to out[0:2] the sums of a buffer that holds pieces of consecutive rows.
 

@@ -186,7 +186,14 @@ class Image:
         for block in in_order(pool, slots_for(largest_width(self.inventory), threads), jobs(), decode):
             width = tensors[block.index].width
             delta[block.index] += block.change
-            overlay.add(block.index, block.start, block.positions, block.elements, block.new, width)
+            overlay.add(
+                block.index,
+                block.start,
+                positions=block.positions,
+                elements=block.elements,
+                block=block.new,
+                width=width,
+            )
         for file in patch.carried_side_files:
             overlay.add_side(file.path, patch.read_side(file.path))
         overlay.finish()
@@ -309,7 +316,7 @@ class Image:
         return places
 
     def _read(self, place: _Place, offset: int, out: Bytes) -> None:
-        view, offset = memoryview(out), place.start + offset
+        view, offset = out.data, place.start + offset
         while view:
             count = os.preadv(place.descriptor, [view], offset)
             if count == 0:
@@ -354,7 +361,7 @@ def _runs(positions: Positions, gap: int) -> Iterator[tuple[int, int]]:
 
 
 def _pwrite(place: _Place, offset: int, data: Bytes) -> None:
-    view, offset = memoryview(data), place.start + offset
+    view, offset = data.data, place.start + offset
     while view:
         count = os.pwrite(place.descriptor, view, offset)
         view, offset = view[count:], offset + count

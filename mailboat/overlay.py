@@ -38,7 +38,7 @@ class _Spool:
     def append(self, data: Bytes | bytes) -> int:
         """Add bytes; returns where they start."""
         start = self.size
-        view = memoryview(data).cast("B")
+        view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
         self.size += len(view)
         if self._file is None and self.size > IN_MEMORY:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as the overlay
@@ -61,7 +61,7 @@ class _Spool:
         if self._file is None:
             out[:] = np.frombuffer(self._memory, np.uint8, size, start)
             return out
-        view = memoryview(out)
+        view = out.data
         while view:
             count = os.preadv(self._file.fileno(), [view], start)
             if count == 0:
@@ -113,7 +113,9 @@ class Overlay:
         """Paths of the side files that the overlay carries whole."""
         return tuple(self._side)
 
-    def add(self, index: int, start: int, positions: Positions, elements: Bytes, block: Bytes, width: int) -> None:
+    def add(
+        self, index: int, start: int, *, positions: Positions, elements: Bytes, block: Bytes, width: int
+    ) -> None:
         """Record a block's changes, given both ways; the smaller one is kept. Blocks of a tensor come in order."""
         self.changed += positions.size
         if positions.size * (_POSITION_BYTES + width) < block.size:

@@ -8,7 +8,7 @@ people look at job rows instead. `MAILBOAT_BROKER_URL` names another broker.
 from __future__ import annotations
 
 from django.db import connection
-from kombu import Queue
+from kombu.entity import Queue
 from psycopg.conninfo import make_conninfo
 
 from controlplane import env
@@ -27,7 +27,7 @@ def _database() -> str:
     return make_conninfo(**given, **{key: str(value) for key, value in settings["OPTIONS"].items()})
 
 
-broker_url = env.secret("MAILBOAT_BROKER_URL") or "pgmq://"
+broker_url = env.secret("MAILBOAT_BROKER_URL") or "pgmq://localhost"  # the address stands in conn_string
 broker_transport_options = (
     {
         "conn_string": _database(),

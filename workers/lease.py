@@ -21,6 +21,7 @@ from controlplane.jobs.models import Job
 log = structlog.get_logger(__name__)
 
 PROGRESS_SECONDS = 0.5
+working = threading.Event()  # set while this process holds a lease
 stopping = threading.Event()  # set when this process was told to end
 
 
@@ -54,6 +55,7 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name=f"lease-{job.pk}", daemon=True)
 
     def __enter__(self) -> Self:
+        working.set()
         self._thread.start()
         return self
 
@@ -62,6 +64,7 @@ class Lease:
     ) -> None:
         self._over.set()
         self._thread.join()
+        working.clear()
 
     def check(self) -> None:
         """Raises Stopped when the work must not go on."""

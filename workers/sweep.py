@@ -13,13 +13,14 @@ from django.db import close_old_connections
 
 from controlplane.jobs import services as jobs
 from controlplane.registry import services as registry
+from workers.scratch import clear_abandoned
 
 log = structlog.get_logger(__name__)
 
 
 def sweep() -> None:
     """One round."""
-    steps: tuple[Callable[[], object], ...] = (jobs.requeue_expired, registry.renew_heads)
+    steps: tuple[Callable[[], object], ...] = (jobs.requeue_expired, registry.renew_heads, clear_abandoned)
     for step in steps:
         close_old_connections()
         try:

@@ -159,7 +159,7 @@ def _wait(work: Work, challenge: Challenge) -> None:
         return
     name = challenge.island.name
     raise Findings(
-        f"Island {name} did not answer within {DEADLINE_SECONDS:.0f} s; see whether it is running, then verify it again.",
+        f"Island {name} did not answer within {DEADLINE_SECONDS:.0f} s; verify it again once it runs.",
         {"island": name, "challenge": str(challenge.pk), "environment": environment()},
     )
 

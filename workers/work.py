@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
-
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from workers.lease import Lease
+from workers.scratch import Scratch
 
 
 class Findings(Exception):  # noqa: N818 - the job did what it should; what it found is bad
@@ -33,7 +29,7 @@ class Work:
     def __init__(self, job: Job, lease: Lease) -> None:
         self.job = job
         self._lease = lease
-        self._made: Path | None = None
+        self._scratch: Scratch | None = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -66,16 +62,13 @@ class Work:
     @cached_property
     def scratch(self) -> Path:
         """A folder that goes with the attempt."""
-        parent = Path(settings.MAILBOAT_HOME) / "scratch"
-        parent.mkdir(parents=True, exist_ok=True)
-        self._made = Path(tempfile.mkdtemp(prefix=f"{self.job.kind}-", dir=parent))
-        return self._made
+        self._scratch = Scratch(self.job.kind)
+        return self._scratch.folder
 
     def close(self) -> None:
         """Gives the scratch folder's space back."""
-        if self._made is not None:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self._made)
+        if self._scratch is not None:
+            self._scratch.close()
 
 
 def environment() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rest_framework.exceptions import PermissionDenied
+from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
@@ -24,15 +24,17 @@ class RolePermission(BasePermission):
         user: Any = request.user
         token: Token | None = user.token if isinstance(user, TokenHolder) else None
         view.caller = principal(view.kwargs["project"], token, user)
-        method = "GET" if request.method in {"HEAD", "OPTIONS"} else request.method
-        require_role(view.caller, view.roles.get(method, frozenset()))
+        method = "GET" if request.method == "HEAD" else str(request.method)
+        if method not in view.roles:
+            raise MethodNotAllowed(method)
+        require_role(view.caller, view.roles[method])
         return True
 
 
 def require_role(caller: Principal, roles: frozenset[str]) -> None:
     """Raises PermissionDenied unless the caller has one of the roles."""
     if caller.role not in roles:
-        raise PermissionDenied(f"The role {caller.role} may not do this; it needs {' or '.join(sorted(roles)) or 'another call'}.")
+        raise PermissionDenied(f"The role {caller.role} may not do this; it needs {' or '.join(sorted(roles))}.")
 
 
 def run_for(caller: Principal, name: str) -> Run:

@@ -87,7 +87,8 @@ def first_sentence(detail: Any, name: str = "") -> str:
         return first_sentence(value, inner)
     if isinstance(detail, list):
         return first_sentence(next((item for item in detail if item), "invalid"), name)
-    return f"{name}: {detail}" if name else str(detail)
+    sentence = str(detail) if str(detail).endswith(".") else f"{detail}."
+    return f"{name}: {sentence}" if name else sentence
 
 
 def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:

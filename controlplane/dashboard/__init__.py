@@ -1,0 +1,1 @@
+"""Pages for people: live where it helps, readable without JavaScript."""

@@ -1,14 +1,15 @@
-"""Who may see which page. A project that is not the reader's does not exist for them (404); a button that their role lacks is absent, and
-its address answers 403. Views must never look at memberships themselves."""
+"""Who may see which page. A project that is not the reader's does not exist for them (404); a button that their role
+lacks is absent, and its address answers 403. Views must never look at memberships themselves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import update_wrapper, wraps
 from typing import Concatenate, ParamSpec
 
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 class PageRequest(HttpRequest):
     """What the middleware and `member` add to a request."""
 
-    user: User
+    user: User  # `member` has sent everybody else to the door
     htmx: HtmxDetails
     seat: Seat
 
@@ -63,9 +64,10 @@ def member(view: View[P]) -> Callable[..., HttpResponseBase]:
 
     @wraps(view)
     def inner(request: PageRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-        if not request.user.is_authenticated:
+        visitor: AbstractBaseUser | AnonymousUser = request.user
+        if isinstance(visitor, AnonymousUser):
             return sign_in(request)
-        mine = list(accounts.memberships(request.user))
+        mine = list(accounts.memberships(visitor))
         seat = next((m for m in mine if m.project.slug == project), None)
         if seat is None:
             raise Http404("no such project")
@@ -81,10 +83,10 @@ def member(view: View[P]) -> Callable[..., HttpResponseBase]:
 def operator(view: View[P]) -> View[P]:
     """Refuse with 403 what the reader's role may not do. Stands inside `member`."""
 
-    @wraps(view)
-    def inner(request: PageRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+    def inner(request: PageRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not request.seat.operates:
             raise PermissionDenied("Your role in this project only allows reading.")
         return view(request, *args, **kwargs)
 
+    update_wrapper(inner, view)
     return inner

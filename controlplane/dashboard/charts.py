@@ -1,10 +1,12 @@
-"""Charts as plain numbers for SVG templates. Horizontal places are per cent of the plot, so that a chart stretches with its page while its
-letters keep their size; vertical places are pixels. Nothing here may know a row or a style."""
+"""Charts as plain numbers for SVG templates. Horizontal places are per cent of the plot, so that a chart stretches
+with its page while its letters keep their size; vertical places are pixels. Nothing here may know a row or a style.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from controlplane.dashboard import wording
@@ -75,11 +77,6 @@ def size_chart(points: Sequence[SizePoint], full_bytes: int) -> SizeChart | None
     )
     every = max(1, math.ceil(len(points) / _MAX_LABELS))
     columns = tuple(Tick(mark.x, f"v{mark.point.number}") for mark in marks[::-1][::every])
-    patches = [point.bytes for point in points if point.is_patch]
-    middle = sorted(patches)[len(patches) // 2] if patches else None
-    summary = f"Patch bytes of {wording.plural(len(patches), 'version')} on a logarithmic scale against the full size of {wording.size(full_bytes)}."
-    if middle is not None:
-        summary += f" The median patch has {wording.size(middle)}, {wording.share(middle, full_bytes)} of the full size."
     return SizeChart(
         marks=marks,
         rows=_rows(low, high, height_of, height_of(full_bytes)),
@@ -88,13 +85,22 @@ def size_chart(points: Sequence[SizePoint], full_bytes: int) -> SizeChart | None
         height=PLOT_HEIGHT,
         floor=_BOTTOM,
         hit_width=round(min(step, 12), 3),
-        summary=summary,
+        summary=_summary([point.bytes for point in points if point.is_patch], full_bytes),
     )
 
 
-def _rows(low: int, high: float, height_of: object, full_at: float) -> tuple[Tick, ...]:
+def _summary(patches: Sequence[int], full_bytes: int) -> str:
+    """The chart for those who do not see it."""
+    full = wording.size(full_bytes)
+    words = f"Patch bytes of {wording.plural(len(patches), 'version')} on a logarithmic scale; the full size is {full}."
+    if patches:
+        middle = statistics.median(patches)
+        words += f" The median patch has {wording.size(middle)}, {wording.share(middle, full_bytes)} of it."
+    return words
+
+
+def _rows(low: int, high: float, height_of: Callable[[float], float], full_at: float) -> tuple[Tick, ...]:
     """Lines at powers of two: as few as keep 34 pixels between them, none under the words of the full size."""
-    assert callable(height_of)
     exponents = range(low, math.floor(high) + 1)
     per_step = abs(height_of(2.0**low) - height_of(2.0 ** (low + 1)))
     every = next((n for n in (1, 2, 3, 5, 10, 20) if n * per_step >= 34), 20)

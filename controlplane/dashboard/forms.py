@@ -39,7 +39,9 @@ class RegisterForm(forms.Form):
     def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.project = project
-        channels = Channel.objects.filter(run__project=project).select_related("run").order_by("-run__created_at", "name")
+        channels = (
+            Channel.objects.filter(run__project=project).select_related("run").order_by("-run__created_at", "name")
+        )
         field = self.fields["channel"]
         assert isinstance(field, ChannelField)  # noqa: S101  declared above
         field.queryset = channels

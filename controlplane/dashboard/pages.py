@@ -1,5 +1,7 @@
-"""One address, page and fragment. A page's template holds a partial named `live`; when that part asks for itself again it gets the partial
-alone, or 204 when nothing in it changed. Views must never render a page by another way, or the title and the favicon lie."""
+"""One address, page and fragment. A page's template holds a partial named `live`; when that part asks for itself
+again it gets the partial alone, or 204 when nothing in it changed. Views must never render a page by another way, or
+the title and the favicon lie.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from django.http import HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 
-from controlplane.dashboard import fleet_rows
 from controlplane.dashboard.access import PageRequest
+from controlplane.dashboard.rows import fleet
 from controlplane.registry import clock
 
 LIVE = "live"
@@ -35,11 +37,11 @@ def page(
 ) -> HttpResponse:
     """Answer with the page, its live part, or 204.
 
-    `live` False: the page has no part that changes. `polling` False: the fragment carries no trigger, so that polling ends.
-    `address`: where the live part asks, when not at the address of this request.
+    `live` False: the page has no part that changes. `polling` False: the fragment carries no trigger, so that polling
+    ends. `address`: where the live part asks, when not at the address of this request.
     """
     seat = request.seat
-    lost = fleet_rows.lost_islands(seat.project)
+    lost = fleet.lost_islands(seat.project)
     full = {
         "project": seat.project,
         "projects": seat.projects,
@@ -67,13 +69,18 @@ def page(
     }
     full["live"] = render_to_string("components/live.html", part, request=request)
     if _wants_live_part(request):
-        return _fresh(HttpResponse(render_to_string("components/title.html", full) + full["live"]))
+        return _fresh(HttpResponse(_title(full) + full["live"]))
     return _fresh(render(request, template, full))
 
 
 def fingerprint(html: str) -> str:
     """Name what a fragment says, whatever the clock says."""
     return hashlib.sha256(_SPACE.sub(" ", _NOT_NEWS.sub(r"\1\2", html)).encode()).hexdigest()[:16]
+
+
+def _title(context: dict[str, Any]) -> str:
+    """The title that comes along with a fragment: the number of lost islands may have changed."""
+    return f"<title>{render_to_string('components/title.html', context).strip()}</title>"
 
 
 def _wants_live_part(request: PageRequest) -> bool:

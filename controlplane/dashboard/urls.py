@@ -1,4 +1,6 @@
-"""Addresses of the pages. `login` and `logout` keep Django's own names; everything else lives in the namespace `dashboard`."""
+"""Addresses of the pages. `login` and `logout` keep Django's own names; everything else lives in the namespace
+`dashboard`.
+"""
 
 from __future__ import annotations
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+NOTHING = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(count: int | float | None) -> str:
     """Write a number of bytes in binary units with three significant digits: 1.13 MiB."""
     if count is None:
-        return "–"
+        return NOTHING
     value = float(count)
     for unit in _BINARY:
         if abs(value) < 1000 or unit == _BINARY[-1]:
@@ -23,7 +25,7 @@ def size(count: int | float | None) -> str:
 def share(part: int | float | None, whole: int | float | None) -> str:
     """Write part of whole in per cent with as many digits as it needs to be told from zero."""
     if part is None or not whole:
-        return "–"
+        return NOTHING
     percent = 100 * part / whole
     if percent == 0:
         return "0 %"
@@ -32,17 +34,17 @@ def share(part: int | float | None, whole: int | float | None) -> str:
 
 
 def times_smaller(part: int | float | None, whole: int | float | None) -> str:
-    """Write how often part fits into whole: 38×."""
+    """Write how often part fits into whole, with a times sign."""
     if not part or not whole:
-        return "–"
+        return NOTHING
     ratio = whole / part
-    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:,.0f}×"
+    return f"{ratio:.1f}{TIMES}" if ratio < 10 else f"{ratio:,.0f}{TIMES}"
 
 
 def duration(seconds: float | None) -> str:
     """Write a measured time: 42 ms, 1.3 s, 4 min 10 s."""
     if seconds is None:
-        return "–"
+        return NOTHING
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -65,6 +67,11 @@ def passed(seconds: float) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """Write a count with its noun."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def thousands(count: int | None) -> str:
+    """Write a whole number with separators."""
+    return NOTHING if count is None else f"{count:,}"
 
 
 def short(digest: str) -> str:

@@ -138,7 +138,7 @@ class Stack:
         return lock
 
     def _migrate(self) -> None:
-        command = [sys.executable, "-m", "django", "migrate", "--no-input", "--verbosity", "1"]
+        command = [sys.executable, "-m", "django", "migrate", "--no-input", "--skip-checks"]
         log = self.home / "logs" / "migrate.log"
         with log.open("ab") as output:
             result = subprocess.run(

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
@@ -108,12 +108,8 @@ def send(jobs: Sequence[Job]) -> None:
 
 def claim(job_id: JobId, owner: str, *, lease_seconds: int | None = None) -> Job | None:
     """Makes a queued job this owner's. None when it is not to be had: taken, ended, unknown, or waiting for another job."""
-    rows = (
-        Job.objects.filter(pk=job_id, state=State.QUEUED)
-        .filter(Q(after__isnull=True) | Q(after__state__in=Job.FINISHED))
-        .update(
-            state=State.RUNNING, owner=owner, lease_expires_at=_lease(lease_seconds), started_at=Now(), done=0, total=None
-        )
+    rows = Job.objects.filter(_not_waiting(), pk=job_id, state=State.QUEUED).update(
+        state=State.RUNNING, owner=owner, lease_expires_at=_lease(lease_seconds), started_at=Now(), done=0, total=None
     )
     if rows != 1:
         return None
@@ -182,8 +178,7 @@ def requeue_expired() -> list[Job]:
         with transaction.atomic():
             _take_back(job)
     waiting = (
-        Job.objects.filter(state=State.QUEUED)
-        .filter(Q(after__isnull=True) | Q(after__state__in=Job.FINISHED))
+        Job.objects.filter(_not_waiting(), state=State.QUEUED)
         .filter(Q(sent_at__isnull=True) | Q(sent_at__lt=Now() - RESEND_AFTER))
         .order_by("queued_at")[:100]
     )
@@ -209,6 +204,15 @@ def _take_back(job: Job) -> None:
         state=State.QUEUED, owner="", lease_expires_at=None, sent_at=None, attempt=F("attempt") + 1, done=0, total=None
     ):
         log(job.pk, "warning", f"{said}; queued again.")
+
+
+def _not_waiting() -> Exists:
+    """The job that it comes after has ended.
+
+    A subquery and not a join: Django turns an UPDATE over a join into `WHERE id IN (SELECT ...)`, whose conditions
+    PostgreSQL does not check again when another transaction has just changed the row, so that two workers would win.
+    """
+    return ~Exists(Job.objects.filter(pk=OuterRef("after"), state__in=Job.UNFINISHED))
 
 
 def _lease(seconds: int | None) -> Any:

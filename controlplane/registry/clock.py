@@ -8,9 +8,9 @@ from django.db import connection
 
 
 def now() -> datetime:
-    """The start of the current transaction, or of this statement outside one."""
+    """The moment of this statement: the same clock as Django's `Now()`."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT now()")
+        cursor.execute("SELECT statement_timestamp()")
         (moment,) = cursor.fetchone()
     assert isinstance(moment, datetime)  # noqa: S101  what PostgreSQL returns for timestamptz
     return moment

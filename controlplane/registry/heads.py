@@ -79,7 +79,7 @@ def _write(channel: Channel, version: Version, serial: int) -> None:
         issued=int(issued.timestamp()),
         expires=int(expires.timestamp()),
     )
-    envelope = json.loads(Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_json())
+    envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_dict()
     rows = Channel.objects.filter(pk=channel.pk, serial=channel.serial).update(
         version=version, serial=serial, head_envelope=envelope, expires_at=expires
     )

@@ -7,7 +7,6 @@ Nothing is written here and no row is locked: a large inventory may take a while
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from controlplane.registry import blobs
 from controlplane.registry.errors import Refusal, Unacceptable
 from controlplane.registry.models import Blob, Run
 from mailboat.checkpoint.inventory import Inventory
-from mailboat.checkpoint.side_files import path_problem as side_path_problem
-from mailboat.checkpoint.source import SideFile
+from mailboat.checkpoint.side_files import INDEX_FILE, TENSOR_FILE, path_problem
 from mailboat.digest import State
 from mailboat.errors import InventoryMismatch, MailboatError
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest
 
 MAX_ANCHOR_FILES = 100_000
+MAX_COUNT = (1 << 63) - 1
 SHOWN = 5
 
 
@@ -63,20 +62,19 @@ class Submission:
 def parse(run: Run, envelope: Any, anchor: Any) -> Submission:
     """Parses both documents strictly. Raises Unacceptable `manifest_invalid` or `anchor_invalid`."""
     try:
-        wrapped = Envelope.from_json(json.dumps(envelope))
-        if wrapped.payload_type != MANIFEST_TYPE:
-            raise _invalid(f"The envelope carries {wrapped.payload_type[:80]}, not a manifest.")
-        manifest = Manifest.from_bytes(wrapped.payload)
+        wrapped = Envelope.from_dict(envelope)
+        manifest = Manifest.from_bytes(wrapped.open(MANIFEST_TYPE))
     except MailboatError as error:
         raise _invalid(str(error)) from error
     if manifest.run != str(run.pk):
         raise _invalid(f"The manifest names run {manifest.run}, but this run is {run.pk}.")
-    if manifest.patch is not None and manifest.parent is None:
-        raise _invalid("The manifest has a patch but no parent to apply it to.")
+    counts = (manifest.epoch << 32, manifest.number, manifest.elements, manifest.full_bytes, manifest.step or 0)
+    if max(counts) > MAX_COUNT or max((part.size for part in (manifest.patch.parts if manifest.patch else ())), default=0) > MAX_COUNT >> 16:
+        raise _invalid("The manifest holds a number that is larger than anything real.")
     files = None if anchor is None else _anchor(anchor, manifest)
     if files is None and manifest.patch is None:
         raise _invalid("The version has neither a patch nor an anchor, so nobody could build it; send one of them.")
-    return Submission(json.loads(wrapped.to_json()), wrapped.payload, manifest, files)
+    return Submission(wrapped.to_dict(), wrapped.payload, manifest, files)
 
 
 def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
@@ -110,9 +108,8 @@ def require_state(run: Run, manifest: Manifest) -> Inventory:
     inventory = read_inventory(run.pk, manifest.inventory.sha256)
     if (manifest.elements, manifest.full_bytes) != (inventory.elements, inventory.full_bytes):
         raise _invalid("The manifest's elements and full_bytes are not those of its inventory.")
-    sides = tuple(SideFile(file.path, file.size, file.sha256) for file in manifest.side_files)
     try:
-        state = State.from_parts(inventory, blobs.read(run.pk, manifest.digests.sha256), sides)
+        state = State.from_parts(inventory, blobs.read(run.pk, manifest.digests.sha256), manifest.side_files)
     except MailboatError as error:
         raise _invalid(str(error)) from error
     if state.digest != manifest.state:
@@ -167,16 +164,16 @@ def _anchor(document: Any, manifest: Manifest) -> tuple[AnchorFile, ...]:
 def _anchor_file(item: Any) -> AnchorFile:
     match item:
         case {"path": str(path), "sha256": str(sha256), "size": int(size), **rest}:
-            problem = None if _is_weights(path) and "/" not in path.strip("/") else side_path_problem(path)
-            parts = path.split("/")
-            bad_path = not path or any(part in {"", ".", ".."} for part in parts) or any(ord(c) < 32 for c in path)
-            if not rest and not problem and not bad_path and blobs.NAME.fullmatch(sha256) and not isinstance(size, bool) and size >= 0:
+            # Weights must be able to stand in the checkpoint's folder just as a side file must.
+            problem = path_problem(f"{path}.weights" if _is_weights(path) else path)
+            sound = blobs.NAME.fullmatch(sha256) and not isinstance(size, bool) and 0 <= size <= MAX_COUNT >> 16
+            if not rest and not problem and sound:
                 return AnchorFile(path, BlobRef(sha256, size))
     raise _bad_anchor("each file must be {path, sha256, size} with a path inside the checkpoint folder")
 
 
 def _is_weights(path: str) -> bool:
-    return path.endswith((".safetensors", ".safetensors.index.json"))
+    return path.endswith((TENSOR_FILE, INDEX_FILE))
 
 
 def _bad_anchor(why: str) -> Refusal:

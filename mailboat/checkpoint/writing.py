@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from mailboat.checkpoint.files import Checkpoint, Layout, ShardLayout
-from mailboat.checkpoint.folder import SINGLE
+from mailboat.checkpoint.folder import SINGLE, find_shards, side_paths
 from mailboat.checkpoint.header import Entry
 from mailboat.checkpoint.inventory import DTYPE_BITS, Inventory, Tensor
 from mailboat.checkpoint.replace import put_in_place, temporary_beside
@@ -184,11 +184,13 @@ def _check_out(source: TensorSource, layout: Layout, out: Path, *, is_folder: bo
 
 
 def _read_paths(source: TensorSource, layout: Layout) -> set[Path]:
-    paths = {layout.origin} if layout.origin is not None else set()
-    if layout.origin is not None and layout.is_folder:
-        paths |= {layout.origin / shard.name for shard in layout.shards}
-    if isinstance(source, Checkpoint):
-        paths |= {source.path, *(shard.path for shard in source.shards)}
+    """Return every file and folder that is read, links resolved."""
+    paths: set[Path] = set()
+    for origin in (layout.origin, source.path if isinstance(source, Checkpoint) else None):
+        if origin is not None:
+            paths.add(origin)
+        if origin is not None and origin.is_dir():
+            paths |= {origin / name for name in (*find_shards(origin)[0], *side_paths(origin))}
     return {Path(os.path.realpath(path)) for path in paths}
 
 

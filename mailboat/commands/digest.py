@@ -12,8 +12,8 @@ import click
 def command(path: Path) -> None:
     """Print the state digest of PATH: 64 hex digits.
 
-    It names the contents (tensors and side files) whatever the shards and their metadata. A lone .safetensors file has no
-    side files, so its digest differs from that of its folder.
+    It names the contents (tensors and side files) whatever the shards and their metadata. A lone .safetensors file has
+    no side files, so its digest differs from that of its folder.
     """
     from mailboat.checkpoint.files import Checkpoint
     from mailboat.digest import measure

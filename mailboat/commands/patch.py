@@ -23,7 +23,9 @@ def command() -> None:
 @click.argument("base", type=PATH)
 @click.argument("target", type=PATH)
 @click.option("-o", "--output", "out", type=PATH, required=True, help="Where to write the patch.")
-@click.option("--threads", type=click.IntRange(1), help="Threads to use (default: one per core). The bytes are the same.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads to use (default: one per core). The bytes are the same."
+)
 def build(base: Path, target: Path, out: Path, threads: int | None) -> None:
     """Write the patch that turns BASE into TARGET."""
     from mailboat.checkpoint.files import Checkpoint
@@ -58,7 +60,9 @@ def apply(base: Path, patch: tuple[Path, ...], out: Path, threads: int | None) -
 @command.command()
 @click.argument("patch", type=PATH, nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--base", type=PATH, help="The checkpoint that the patch starts from: gives the tensors' names and shapes.")
+@click.option(
+    "--base", type=PATH, help="The checkpoint that the patch starts from: gives the tensors' names and shapes."
+)
 def inspect(patch: tuple[Path, ...], as_json: bool, base: Path | None) -> None:
     """Show what PATCH contains, without applying it."""
     from mailboat.checkpoint.files import Checkpoint

@@ -122,7 +122,7 @@ class Holding:
         try:
             manifest = self._documents.manifest(marker.manifest, number=marker.version)
             aliases = self._documents.state(manifest).inventory.aliases
-            checkpoint, state = open_proven(Path(marker.base.path), aliases, marker.base.state)
+            checkpoint, state = open_proven(self._store.base_path(marker.base), aliases, marker.base.state)
             with checkpoint:
                 image = self._create_image(checkpoint, state)
             try:

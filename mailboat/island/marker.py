@@ -58,7 +58,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The full checkpoint that the log starts from: a folder inside the store, or a reference to a path that is only read."""
+    """The full checkpoint that the log starts from: a folder of the store (relative path), or a reference (absolute)."""
 
     path: str
     version: int

@@ -102,7 +102,7 @@ class Store:
             if folder.name not in kept_log:
                 remove(folder)
         for folder in self.base_folder.iterdir():
-            if str(folder) != marker.base.path:
+            if folder != self.base_path(marker.base):
                 remove(folder)
         kept = {marker.manifest, marker.inventory, marker.digests} | {
             sha256 for entry in marker.log for sha256 in (entry.manifest, entry.inventory, entry.digests)
@@ -117,13 +117,21 @@ class Store:
         """Where the base of a version has its place."""
         return self.base_folder / f"{version:06d}-{state[:16]}"
 
+    def base_path(self, base: Base) -> Path:
+        """Where a base lies: inside the store, which may be moved as a whole, or where a reference points."""
+        return self.root / base.path
+
+    def own_base(self, version: int, state: str) -> Base:
+        """The base of a version inside this store."""
+        return Base(str(self.base_name(version, state).relative_to(self.root)), version, state)
+
     def adopt_base(self, folder: Path, version: int, state: str) -> Base:
         """Gives a complete, verified checkpoint in `incoming` its place as a base."""
         place = self.base_name(version, state)
         remove(place)
         _sync_tree(folder)
         rename_durably(folder, place)
-        return Base(path=str(place), version=version, state=state)
+        return self.own_base(version, state)
 
     # -- log
 

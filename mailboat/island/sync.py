@@ -145,12 +145,12 @@ class Island:
         try:
             with self._stop.interruptible():
                 self._outbox.send()
-                news = self._read_head(self._patience())
+                self._read_head(self._patience())
             if not self._heartbeat.enabled:
                 with self._stop.interruptible():
                     self._stop.sleep(min(1.0, self._options.poll_seconds))
                 return False
-            if self._head is None or not (news or self._troubles):
+            if self._head is None:
                 return False
             self._move()
             with self._stop.interruptible():
@@ -185,11 +185,11 @@ class Island:
             self._go(self._look_again)
         except NewerHead:
             self._go(None)
+        if self._trip is not None or self._troubles:
+            self._heartbeat.wake()
         self._failures = self._troubles = 0
-        self._told = None
-        self._trip = None
+        self._told = self._trip = None
         self._status.phase, self._status.reason = IDLE, ""
-        self._heartbeat.wake()
 
     def _go(self, look_again: Callable[[], None] | None) -> None:
         assert self._head is not None  # noqa: S101 - _follow reads it first

@@ -222,12 +222,13 @@ class Trip:
         with self._clock.phase("prepare", PREPARING):
             aliases = means.documents.state(manifest).inventory.aliases
             checkpoint, state = open_proven(leg.found, aliases, manifest.state)
-        with checkpoint:
-            base = Base(str(leg.place), manifest.number, manifest.state)
+            checkpoint.close()
+        base = means.store.own_base(manifest.number, manifest.state)
+        with self._clock.phase("commit", COMMITTING, interruptible=False):
             if leg.found != leg.place:
                 base = means.store.adopt_base(leg.found, manifest.number, manifest.state)
-            with self._clock.phase("commit", COMMITTING):
-                means.holding.seed(manifest, self.head.serial, checkpoint, state, base)
+        with self._clock.phase("commit", COMMITTING), Checkpoint.open(leg.place, aliases=aliases) as checkpoint:
+            means.holding.seed(manifest, self.head.serial, checkpoint, state, base)
         self.route.append(f"anchor {leg.step.version}")
 
     def _patch(self, leg: PatchLeg) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +62,9 @@ def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:
     return positions[:count]
 
 
-def encode(scratch: Scratch, old: Words, new: Words, positions: Positions, elements: int, width: int, order: int) -> Encoded:
+def encode(
+    scratch: Scratch, old: Words, new: Words, positions: Positions, elements: int, width: int, order: int
+) -> Encoded:
     """Encode a block of `elements` that differs at `positions`; the smallest encoding wins."""
     changed = positions.size
     if changed == 0:
@@ -93,7 +94,9 @@ def seeds_of(tensor: Tensor) -> Seeds:
     return np.uint64(seed_a), np.uint64(seed_b)
 
 
-def sum_change(old: Bytes, new: Bytes, positions: Positions, width: int, piece: tuple[int, int, int], seed: Seeds) -> Sums:
+def sum_change(
+    old: Bytes, new: Bytes, positions: Positions, width: int, piece: tuple[int, int, int], seed: Seeds
+) -> Sums:
     """What the changes at `positions` do to a tensor's two sums; `piece` as from `Geometry.piece`."""
     change = np.zeros(2, np.uint64)
     if positions.size * _SCAN_FROM <= old.size // width:
@@ -153,6 +156,6 @@ def _decode_positions(scratch: Scratch, code: BlockCode) -> Positions:
 
 def gather(scratch: Scratch, block: Words, positions: Positions, width: int) -> Bytes:
     """The elements of a block at `positions`."""
-    elements: Any = scratch.bytes("elements", positions.size * width)
+    elements = scratch.bytes("elements", positions.size * width)
     kernels().gather(block.view(np.uint8), positions, width, elements)
     return elements

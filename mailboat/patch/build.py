@@ -129,7 +129,9 @@ class _Builder:
         self.part = part
         self.carried = frozenset(part.indices)
         if not 0 <= part.index < part.count or not self.carried <= set(range(len(self.inventory.tensors))):
-            raise InventoryMismatch("The part names tensors that the inventory does not have; derive it from the inventory.")
+            raise InventoryMismatch(
+                "The part names tensors that the inventory does not have; derive it from the inventory."
+            )
         self.geometries = [Geometry.of(tensor) for tensor in self.inventory.tensors]
         self.seeds = [blocks.seeds_of(tensor) for tensor in self.inventory.tensors]
         self.orders = [order_of(tensor.dtype) for tensor in self.inventory.tensors]
@@ -154,9 +156,9 @@ class _Builder:
                 self._digest(current, old_hash, new_hash)
                 current = block.job.index
                 old_hash, new_hash = blake3(max_threads=self.threads), blake3(max_threads=self.threads)
-            new_hash.update(block.new)
+            new_hash.update(block.new.data)
             if self.base_state is None:
-                old_hash.update(block.old)
+                old_hash.update(block.old.data)
                 self.base_sums[current] += block.base_sums
             self.delta[current] += block.delta
             self._append(block)
@@ -201,7 +203,7 @@ class _Builder:
             return
         encoded = block.encoded
         if encoded.encoding != SAME:
-            self.spools["positions"].write(encoded.positions)
+            self.spools["positions"].write(encoded.positions.data)
             for name in STREAMS:
                 self.writers[name].append(getattr(encoded, name))
         width = self.geometries[block.job.index].width
@@ -234,7 +236,9 @@ class _Builder:
         entries += [(SIDE_PREFIX + file.path, file.size) for file in carried]
         header = header_bytes(metadata.to_strings(), entries)
         if len(header) > MAX_HEADER_BYTES:
-            raise PatchError("The checkpoint changes more side files than a patch can carry; remove what is not needed.")
+            raise PatchError(
+                "The checkpoint changes more side files than a patch can carry; remove what is not needed."
+            )
         size, sha256 = self._write_file(out, [header, packed_table], carried)
         return BuiltPatch(out, size, sha256, base_state, target_state, changed, sum(table.elements.tolist()))
 
@@ -271,6 +275,7 @@ class _Builder:
         for file in carried:
             content = self.target.read_side(file.path)
             if side_file(file.path, content) != file:
-                raise CheckpointChanged(f"The file {file.path} changed while it was read; publish it once it is complete.")
+                raise CheckpointChanged(
+                    f"The file {file.path} changed while it was read; publish it once it is complete."
+                )
             yield content
-

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mailboat.checkpoint.inventory import Tensor
+
+Counts = npt.NDArray[np.int64]
 
 FORMAT = "mailboat-patch-1"
 BLOCK_ELEMENTS = 1 << 20
@@ -31,9 +36,7 @@ KNOWN_CODECS = tuple(ENCODING_NAMES[number] for number in KNOWN_ENCODINGS)
 
 ORDER_UNSIGNED, ORDER_SIGNED, ORDER_FLOAT = range(3)
 _SIGNED = frozenset({"I8", "I16", "I32", "I64"})
-_FLOATS = frozenset(
-    {"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
-)
+_FLOATS = frozenset({"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 
 
 def order_of(dtype: str) -> int:
@@ -50,6 +53,12 @@ def rice_parameter(elements: int, changed: int) -> int:
     parameter in Rice coding", JPL 2004); this is that in integers, without its half.
     """
     return max(0, ((elements - changed) * 77 // (80 * changed)).bit_length() - 1)
+
+
+def rice_parameters(elements: Counts, changed: Counts) -> Counts:
+    """`rice_parameter` of many blocks at once; counts are at most 2^20, so the exponent of a double is exact."""
+    exponents: Counts = np.frexp((elements - changed) * 77 // (80 * changed))[1].astype(np.int64)
+    return np.maximum(0, exponents - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class Parts:
         self.changed = sum(part.changed for part in self.parts)
         if first.inventory_digest != inventory.digest:
             raise PatchError("The patch was made for another inventory; take the patch of this model and epoch.")
-        if (first.elements, first.full_bytes) != (inventory.elements, inventory.full_bytes):
+        told = (first.tensors, first.elements, first.full_bytes)
+        if told != (len(inventory.tensors), inventory.elements, inventory.full_bytes):
             raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
         self.places = self._carried()
         self._streams: dict[tuple[int, str], ChunkReader] = {}
@@ -98,7 +99,9 @@ class Parts:
         after = {file.path: file for file in base}
         for path in self.removed:
             if after.pop(path, None) is None:
-                raise PatchError(f"The patch removes the side file {path}, which its base does not have; fetch it again.")
+                raise PatchError(
+                    f"The patch removes the side file {path}, which its base does not have; fetch it again."
+                )
         after |= {file.path: file for file in self.carried_side_files}
         return tuple(after[path] for path in sorted(after))
 
@@ -126,7 +129,9 @@ class Parts:
             table = part.table
             for at, (index, changed) in enumerate(zip(table.index.tolist(), table.changed.tolist(), strict=True)):
                 if table.geometry(at) != Geometry.of(tensors[index]):
-                    raise PatchError(f"The patch does not fit the shape of {tensors[index].name}; fetch or build it again.")
+                    raise PatchError(
+                        f"The patch does not fit the shape of {tensors[index].name}; fetch or build it again."
+                    )
                 places[index] = Place(part, at, int(table.block_start[at]), changed)
         return [place for place in places if place is not None]
 
@@ -139,7 +144,9 @@ def _check_set(parts: Sequence[PatchFile]) -> None:
             f"The patch has {parts[0].parts} parts, and these are numbers {', '.join(str(p.part) for p in parts[:20])}; "
             "give each part once."
         )
-    same = {(p.from_digest, p.to_digest, p.inventory_digest, p.parts, p.tensors, p.elements, p.full_bytes) for p in parts}
+    same = {
+        (p.from_digest, p.to_digest, p.inventory_digest, p.parts, p.tensors, p.elements, p.full_bytes) for p in parts
+    }
     if len(same) != 1:
         raise PatchError("These parts belong to different patches; give the parts of one.")
 
@@ -147,4 +154,3 @@ def _check_set(parts: Sequence[PatchFile]) -> None:
 def largest_width(inventory: Inventory) -> int:
     """The widest coding element of an inventory."""
     return max((tensor.width for tensor in inventory.tensors), default=1)
-

@@ -67,9 +67,7 @@ def workers(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block")
 
 
-def in_order(
-    pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]
-) -> Iterator[Done]:
+def in_order(pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]) -> Iterator[Done]:
     """Yield `do(scratch, item)` for each item in order; a result's buffers are reused after the next one is asked for."""
     free = [Scratch() for _ in range(slots)]
     pending: deque[tuple[Scratch, Future[Done]]] = deque()

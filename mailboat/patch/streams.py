@@ -99,7 +99,7 @@ class ChunkWriter:
 
     def append(self, data: Bytes) -> None:
         """Add raw bytes."""
-        view = memoryview(data)
+        view = data.data
         while view:
             take = min(len(view), CHUNK_BYTES - len(self._chunk))
             self._chunk += view[:take]

@@ -30,7 +30,7 @@ from mailboat.patch.format import (
     SAME,
     XOR,
     Geometry,
-    rice_parameter,
+    rice_parameters,
 )
 
 Column = npt.NDArray[Any]
@@ -173,7 +173,9 @@ class Table:
         for number in np.unique(self.encoding):
             if number != SAME and number not in KNOWN_ENCODINGS:
                 name = ENCODING_NAMES.get(int(number), f"number {number}")
-                raise UnknownCodec(f"The patch uses the encoding {name}, which this version of Mailboat cannot read; upgrade it.")
+                raise UnknownCodec(
+                    f"The patch uses the encoding {name}, which this version of Mailboat cannot read; upgrade it."
+                )
         if (self.block_changed > self.block_elements).any():
             _refuse("more changes than a block has elements")
         if ((self.block_changed == 0) != (self.encoding == SAME)).any():
@@ -197,15 +199,14 @@ class Table:
         positional = self.encoding == POSITIONAL
         if ((self.position_bytes > 0) != positional).any():
             _refuse("position bytes that do not fit the encoding")
-        for n, k, size in zip(
-            self.block_elements[positional].tolist(),
-            self.block_changed[positional].tolist(),
-            self.position_bytes[positional].tolist(),
-            strict=True,
-        ):
-            r = rice_parameter(n, k)
-            if not k * (1 + r) <= size * 8 < ((n - k) >> r) + k * (1 + r) + 8:
-                _refuse("position bytes out of bounds")
+        n, k, size = (
+            column[positional].astype(np.int64)
+            for column in (self.block_elements, self.block_changed, self.position_bytes)
+        )
+        r = rice_parameters(n, k)
+        least = k * (1 + r)
+        if ((least > size * 8) | (size * 8 >= ((n - k) >> r) + least + 8)).any():
+            _refuse("position bytes out of bounds")
 
     def _check_chunks(self, name: str) -> None:
         raw = self.raw_size(name)
@@ -248,14 +249,15 @@ def _block_counts(columns: dict[str, Column]) -> list[int]:
         _refuse("counts beyond the shape")
     if ((row == 0) != (elements == 0)).any() or (elements % np.maximum(row, 1) != 0).any():
         _refuse("rows that do not divide their tensor")
-    active = np.flatnonzero(changed)
     counts = [0] * len(elements)
-    for place, (n, r) in zip(active.tolist(), zip(elements[active].tolist(), row[active].tolist(), strict=True), strict=True):
-        counts[place] = Geometry(n, r, 1).blocks
+    for place in np.flatnonzero(changed).tolist():
+        counts[place] = Geometry(int(elements[place]), int(row[place]), 1).blocks
     return counts
 
 
-def table_of(tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]], chunks: dict[str, list[int]]) -> Table:
+def table_of(
+    tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]], chunks: dict[str, list[int]]
+) -> Table:
     """Columns from (inventory index, geometry, blocks as (encoding, changed, position bytes, literals)) per tensor."""
     totals = [sum(block[1] for block in blocks) for _, _, blocks in tensors]
     rows = [block for (_, _, blocks), total in zip(tensors, totals, strict=True) if total for block in blocks]

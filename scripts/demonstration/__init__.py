@@ -4,5 +4,5 @@ It only uses what users have: the control plane's stack, the `mailboat` command 
 """
 
 
-class DemoFailed(Exception):
+class DemoError(Exception):
     """What went wrong, in one sentence."""

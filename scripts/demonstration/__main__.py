@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from scripts.demonstration import DemoFailed
+from scripts.demonstration import DemoError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "demo"
@@ -28,25 +28,31 @@ LINKS_MBIT = (1000.0, 100.0, 20.0)  # emulated links of an endless demo: same ra
 def main() -> int:
     """Parse the command line, run, and tear everything down whatever happens."""
     arguments = _parse()
-    home = ROOT / "var" / "demo"
+    home = Path(os.environ.get("MAILBOAT_HOME") or ROOT / "var") / "demo"
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _run(home, arguments)
     except KeyboardInterrupt:
         print("\nstopped; the next `scripts/demo` continues from here")
         return 0 if arguments.versions is None else 130
-    except DemoFailed as failure:
+    except DemoError as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/demo", description="A real trainer, its islands and the dashboard on this machine.")
-    parser.add_argument("--versions", type=_at_least_one, metavar="N", help="publish N patches after the anchor, check every byte, then stop (default: until Ctrl-C)")
-    parser.add_argument("--islands", type=_at_least_one, default=3, metavar="N", help="rollout islands (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8600, metavar="P", help="the dashboard's port (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--fresh", action="store_true", help="drop the demo's earlier state first")
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo", description="A real trainer, its islands and the dashboard on this machine."
+    )
+    option = parser.add_argument
+    option(
+        "--versions", type=_at_least_one, metavar="N",
+        help="publish N patches after the anchor, check every byte, then stop (default: run until Ctrl-C)",
+    )  # fmt: skip
+    option("--islands", type=_at_least_one, default=3, metavar="N", help="rollout islands (default: %(default)s)")
+    option("--port", type=_port, default=8600, metavar="P", help="the dashboard's port (default: %(default)s)")
+    option("--json", type=Path, metavar="FILE", help="write the result there")
+    option("--fresh", action="store_true", help="drop the demo's earlier state first")
     return parser.parse_args()
 
 
@@ -76,17 +82,22 @@ def _run(home: Path, arguments: argparse.Namespace) -> int:
 
     if arguments.fresh:
         _drop(home)
+    links = LINKS_MBIT if arguments.versions is None else None
     try:
         with Stack(home, port=arguments.port) as stack:
             stack.wait_ready()
             login = _login(home)
-            print(f"dashboard  {stack.url}   login {login['user']} / {login['password']}   (up after {time.monotonic() - started:.1f} s)", flush=True)
+            up = time.monotonic() - started
+            print(
+                f"dashboard  {stack.url}   login {login['user']} / {login['password']}   (up after {up:.1f} s)",
+                flush=True,
+            )
             from scripts.demonstration.voyage import Voyage
 
-            with Voyage(stack.url, home, islands=arguments.islands, links=LINKS_MBIT if arguments.versions is None else None) as voyage:
+            with Voyage(stack.url, home, islands=arguments.islands, links=links) as voyage:
                 result = voyage.sail(arguments.versions)
     except StackError as error:
-        raise DemoFailed(str(error)) from error
+        raise DemoError(str(error)) from error
     result["seconds"] = round(time.monotonic() - started, 1)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -109,7 +120,7 @@ def _login(home: Path) -> dict[str, str]:
     from django.contrib.auth import get_user_model
     from django.db import connections
 
-    from controlplane.accounts.models import Membership
+    from controlplane.accounts.services import set_membership
     from controlplane.registry.models import Project
 
     file = home / "login.json"
@@ -121,11 +132,11 @@ def _login(home: Path) -> dict[str, str]:
         file.touch(mode=0o600)
         file.write_text(json.dumps(login))
     project, _ = Project.objects.get_or_create(slug=PROJECT, defaults={"name": "Demo"})
-    user, _ = get_user_model().objects.get_or_create(username=login["user"])
-    if not user.check_password(login["password"]):
+    user, created = get_user_model().objects.get_or_create(username=login["user"])
+    if created or not user.check_password(login["password"]):
         user.set_password(login["password"])
         user.save()
-    Membership.objects.update_or_create(user=user, project=project, defaults={"role": "admin"})
+        set_membership(user, project, "admin", actor="scripts/demo")
     connections.close_all()
     return login
 
@@ -138,10 +149,10 @@ def _print_verdict(result: dict[str, Any]) -> bool:
         and all(i["identical"] for i in islands)
         and all(j["state"] == "succeeded" for j in jobs)
     )
-    print(
-        f"\n{len(versions)} versions on {len(islands)} islands, {sum(j['state'] == 'succeeded' for j in jobs)} of {len(jobs)} jobs succeeded, "
-        f"{result['seconds']} s: " + ("every byte identical" if good else "NOT identical or a job failed, see above")
-    )
+    succeeded = sum(j["state"] == "succeeded" for j in jobs)
+    verdict = "every byte identical" if good else "NOT identical or a job failed, see above"
+    print(f"\n{len(versions)} versions on {len(islands)} islands, {succeeded} of {len(jobs)} jobs succeeded, ", end="")
+    print(f"{result['seconds']} s: {verdict}")
     return good
 
 

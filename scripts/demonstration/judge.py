@@ -18,7 +18,12 @@ def differences(own: Path, island: Path) -> list[str]:
             a, b = ours.get_tensor(name), theirs.get_tensor(name)
             if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(_bits(a), _bits(b)):
                 found.append(f"tensor {name} differs")
-    sides = {p.name for folder in (own, island) for p in folder.iterdir() if p.suffix != ".safetensors"}
+    sides = {
+        p.name
+        for folder in (own, island)
+        for p in folder.iterdir()
+        if p.suffix != ".safetensors" and not p.name.startswith(".")  # dot names are no part of a state
+    }
     for name in sorted(sides):
         files = [folder / name for folder in (own, island)]
         if not all(f.is_file() for f in files) or files[0].read_bytes() != files[1].read_bytes():

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mailboat.client import Api
 from mailboat.errors import MailboatError
-from mailboat.trainer import PublishedVersion, Publisher
+from mailboat.trainer.publisher import Publisher
+
+if TYPE_CHECKING:
+    from scripts.demonstration.encoder import Encoder
 
 
 def main() -> int:
@@ -26,7 +30,6 @@ def main() -> int:
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         _serve(arguments)
@@ -41,32 +44,31 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / "state.pt"
+    saved = folder / "state.pt"
     encoder = Encoder()
-    if checkpoint.exists():
-        encoder.load(checkpoint)
+    if saved.exists():
+        encoder.load(saved)
+    token = os.environ["MAILBOAT_TOKEN"]
+    ready = Api(arguments.server, arguments.project, token).run(arguments.run).latest_ready
     with Publisher(
-        arguments.server, arguments.project, arguments.run, os.environ["MAILBOAT_TOKEN"], state_dir=folder / "published"
+        arguments.server, arguments.project, arguments.run, token, state_dir=folder / "published"
     ) as publisher:
-        # The first version of a start is the state as it stands: the anchor on a fresh start, else what was saved last.
-        _publish(publisher, encoder, folder)
-        for line in sys.stdin:
-            if line.strip() != "next":
-                continue
-            encoder.step()
-            encoder.save(checkpoint)
+        if ready is None:
             _publish(publisher, encoder, folder)
+        else:
+            print(json.dumps({"continues": ready.number}), flush=True)
+        for line in sys.stdin:
+            if line.strip() == "next":
+                encoder.step()
+                encoder.save(saved)
+                _publish(publisher, encoder, folder)
 
 
-def _publish(publisher: Publisher, encoder: object, folder: Path) -> PublishedVersion:
+def _publish(publisher: Publisher, encoder: Encoder, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    from scripts.demonstration.encoder import Encoder
-
-    assert isinstance(encoder, Encoder)
     served, side_files = encoder.served(), encoder.side_files()
     version = publisher.publish(served, step=encoder.step_count, side_files=side_files)
-    version.wait_ready()
     # The trainer's own bytes, written by the safetensors package and by nothing of ours.
     own = folder / "own" / f"v{version.number:06d}"
     own.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,6 @@ def _publish(publisher: Publisher, encoder: object, folder: Path) -> PublishedVe
         ),
         flush=True,
     )
-    return version
 
 
 if __name__ == "__main__":

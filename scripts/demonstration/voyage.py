@@ -1,7 +1,7 @@
 """One voyage of the demo: the trainer publishes, islands follow, and what they hold is compared with what was sent.
 
 It talks to the control plane as its users do: the REST client for an operator, `mailboat island run` for the islands,
-`Publisher` for the trainer. It must never read an island's or the server's files except the exported checkpoints that it judges.
+`Publisher` for the trainer. It must never read an island's or the server's files, save the exports that it judges.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from controlplane.accounts.services import create_token
+from controlplane.accounts.models import Token
+from controlplane.accounts.services import create_token, revoke_token
 from controlplane.registry.models import Project
 from mailboat.client import Api
 from mailboat.errors import MailboatError
-from scripts.demonstration import DemoFailed
+from scripts.demonstration import DemoError
 from scripts.demonstration.judge import differences
 
 PROJECT, RUN = "demo", "minilm"
@@ -41,7 +42,6 @@ class Island:
     process: subprocess.Popen[bytes]
     export: Path
     identical: bool = True
-    seen: dict[int, float] = field(default_factory=dict)
 
 
 class Voyage:
@@ -88,7 +88,10 @@ class Voyage:
         first = self._published()
         names = "  ".join(f"{i.name:>18}" for i in self.islands)
         print(f"{'version':>8} {'step':>5} {'patch':>12} {'of full':>9} {'changed':>9}   {names}")
-        self._follow(first)
+        if "continues" in first:
+            print(f"{first['continues']:>8}       continues from here")
+        else:
+            self._follow(first)
         published = 0
         while versions is None or published < versions:
             self._ask_trainer()
@@ -99,8 +102,13 @@ class Voyage:
         return {
             "versions": self.results,
             "islands": [
-                {"name": i.name, "version": fleet[i.name]["version"], "digest": fleet[i.name]["digest"], "identical": i.identical}
-                for i in self.islands
+                {
+                    "name": island.name,
+                    "version": fleet[island.name]["version"],
+                    "digest": fleet[island.name]["claimed"]["digest"],
+                    "identical": island.identical,
+                }
+                for island in self.islands
             ],
             "jobs": jobs,
         }
@@ -109,29 +117,35 @@ class Voyage:
 
     def _token(self, project: Project, role: str) -> str:
         """A token of this start; the one before is revoked, so that no demo leaves a growing pile of keys."""
-        return create_token(project=project, role=role, name=f"demo {role}", replace=True).plaintext
+        name = f"demo {role}"
+        for old in Token.objects.filter(project=project, role=role, name=name, revoked_at=None):
+            revoke_token(old, actor="scripts/demo")
+        return create_token(project, role, name, actor="scripts/demo")[1]
 
     def _start_trainer(self, token: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "scripts.demonstration.trainer", "--server", self.url, "--project", PROJECT]
         command += ["--run", RUN, "--folder", str(self.home / "trainer")]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log("trainer"), text=True,
-            env={**os.environ, "MAILBOAT_TOKEN": token}, start_new_session=True,
+            env=os.environ | {"MAILBOAT_TOKEN": token, "OMP_WAIT_POLICY": "passive"}, start_new_session=True,
         )  # fmt: skip
 
     def _start_island(self, index: int) -> Island:
         provider, region = PLACES[index % len(PLACES)]
         name = f"{provider.lower()}-{index + 1}"
         folder = self.home / "islands" / name
-        command = [str(Path(sys.executable).parent / "mailboat"), "island", "run", "--server", self.url, "--project", PROJECT]
-        command += ["--store", str(folder / "store"), "--export", str(folder / "export")]
-        if not (folder / "store" / "credential.json").exists():
+        store = folder / "store"
+        command = [str(Path(sys.executable).parent / "mailboat"), "island", "run", "--server", self.url]
+        command += ["--project", PROJECT, "--store", str(store), "--export", str(folder / "export")]
+        if not (store / "credential.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
             about = {"channel": "latest", "provider": provider, "region": region, "engine": "checkpoint"}
             command += ["--token", str(self.api.create_enrolment_token(RUN, name, **about)["token"])]
         if self.links:
             command += ["--link-mbit", str(self.links[index % len(self.links)])]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log(name), stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._log(name), stderr=subprocess.STDOUT, start_new_session=True
+        )
         return Island(name, process, folder / "export")
 
     def _log(self, name: str) -> IO[bytes]:
@@ -142,7 +156,8 @@ class Voyage:
     def _check_alive(self) -> None:
         for name, process in [("trainer", self.trainer), *((i.name, i.process) for i in self.islands)]:
             if process is not None and process.poll() is not None:
-                raise DemoFailed(f"{name} ended with status {process.returncode}; see {self.home / 'logs' / (name + '.log')}")
+                log = self.home / "logs" / f"{name}.log"
+                raise DemoError(f"{name} ended with status {process.returncode}; see {log}")
 
     # -- one version
 
@@ -170,33 +185,29 @@ class Voyage:
     def _follow(self, version: Mapping[str, Any]) -> None:
         """Wait until every island reports the version, compare its bytes, print a line."""
         number = int(version["number"])
-        patch, full = version["patch_bytes"], version["full_bytes"]
-        changed = version["changed"]
-        start = (
-            f"{number:>8} {version['step']:>5} {_size(patch) if patch is not None else 'anchor':>12} "
-            f"{f'{patch / full:.3%}' if patch is not None else '':>9} {f'{changed / version['elements']:.3%}' if changed is not None else '':>9}"
-        )
-        print(start, end="", flush=True)
-        deadline = time.monotonic() + ISLAND_DEADLINE
-        waiting = list(self.islands)
-        while waiting:
-            self._check_alive()
-            if time.monotonic() > deadline:
-                names = ", ".join(i.name for i in waiting)
-                raise DemoFailed(f"after {ISLAND_DEADLINE:.0f} s version {number} is not on {names}; see {self.home / 'logs'}")
-            rows = {row["name"]: row for row in self._fleet()}
-            for island in list(waiting):
-                row = rows.get(island.name)
-                if row is not None and row["version"] is not None and row["version"] >= number:
-                    island.seen[number] = time.time() - version["ready_at"]
-                    waiting.remove(island)
-            if waiting:
-                time.sleep(POLL)
+        print(_facts(version), end="", flush=True)
+        seconds = self._await_islands(number, float(version["ready_at"]))
         same = {island.name: self._judge(island, version) for island in self.islands}
-        cells = (f"{max(0.0, i.seen[number]):.2f} s {'identical' if same[i.name] else 'DIFFERENT'}" for i in self.islands)
+        cells = (f"{seconds[i.name]:.2f} s {'identical' if same[i.name] else 'DIFFERENT'}" for i in self.islands)
         print("   " + "  ".join(f"{cell:>18}" for cell in cells), flush=True)
         keys = ("number", "digest", "patch_bytes", "full_bytes", "changed", "elements")
         self.results.append({key: version[key] for key in keys} | {"identical": all(same.values())})
+
+    def _await_islands(self, number: int, ready_at: float) -> dict[str, float]:
+        """Seconds from the version's readiness until each island reported it as verified."""
+        seconds: dict[str, float] = {}
+        deadline = time.monotonic() + ISLAND_DEADLINE
+        while len(seconds) < len(self.islands):
+            self._check_alive()
+            for row in self._fleet():
+                if row["version"] is not None and row["version"] >= number:
+                    seconds.setdefault(str(row["name"]), max(0.0, time.time() - ready_at))
+            if time.monotonic() > deadline:
+                names = ", ".join(i.name for i in self.islands if i.name not in seconds)
+                logs = self.home / "logs"
+                raise DemoError(f"after {ISLAND_DEADLINE:.0f} s version {number} is not on {names}; see {logs}")
+            time.sleep(POLL)
+        return seconds
 
     def _fleet(self) -> list[Mapping[str, Any]]:
         try:
@@ -227,11 +238,21 @@ class Voyage:
             row = self.api.job(job)
             state = str(row["state"])
             if state != shown:
-                print(f"{'job':>8} {row['kind']:<8} {state}{': ' + str(row['error']) if row.get('error') else ''}", flush=True)
+                why = f": {row['error']}" if row.get("error") else ""
+                print(f"{'job':>8} {row['kind']:<8} {state}{why}", flush=True)
                 shown = state
             if state in {"succeeded", "failed", "cancelled"} or time.monotonic() > deadline:
                 return {"kind": str(row["kind"]), "state": state}
             time.sleep(POLL)
+
+
+def _facts(version: Mapping[str, Any]) -> str:
+    """Number, step, patch size, its share of the checkpoint, density."""
+    patch, changed = version["patch_bytes"], version["changed"]
+    if patch is None:
+        return f"{version['number']:>8} {version['step']:>5} {'anchor':>12} {'':>9} {'':>9}"
+    share, density = patch / version["full_bytes"], changed / version["elements"]
+    return f"{version['number']:>8} {version['step']:>5} {_size(patch):>12} {share:>9.3%} {density:>9.3%}"
 
 
 def _size(count: int) -> str:

@@ -15,7 +15,9 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.errors import CheckpointError, InventoryMismatch
 from tests.vectors import plain
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "vectors" / "inventory.json").read_text("utf-8"))
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent.parent / "vectors" / "inventory.json").read_text("utf-8")
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["title"])
@@ -25,7 +27,8 @@ def test_inventories_are_those_of_the_vectors(case: dict[str, Any]) -> None:
     assert inventory.to_bytes().decode() == case["document"]
     assert inventory.digest == case["sha256"]
     shuffled = [
-        Tensor(c, name, dtype, tuple(shape), unit, *rest) for c, name, dtype, shape, unit, *rest in case["tensors"][::-1]
+        Tensor(c, name, dtype, tuple(shape), unit, *rest)
+        for c, name, dtype, shape, unit, *rest in case["tensors"][::-1]
     ]
     assert Inventory.of(shuffled, case["aliases"], case["quantiser"]).digest == case["sha256"]
 
@@ -116,7 +119,11 @@ def _tied(**more: Any) -> bytes:
     [
         (_tied(), ["model.embed_tokens.weight"], {"lm_head.weight": "model.embed_tokens.weight"}),
         (_tied(), ["model.embed_tokens.weight", "lm_head.weight"], {"lm_head.weight": "model.embed_tokens.weight"}),
-        (b'{"text_config":{"tie_word_embeddings":true}}', ["transformer.wte.weight"], {"lm_head.weight": "transformer.wte.weight"}),
+        (
+            b'{"text_config":{"tie_word_embeddings":true}}',
+            ["transformer.wte.weight"],
+            {"lm_head.weight": "transformer.wte.weight"},
+        ),
         (_tied(), ["gpt_neox.embed_in.weight"], {"embed_out.weight": "gpt_neox.embed_in.weight"}),
         (_tied(), ["model.embed_tokens.weight", "transformer.wte.weight"], {}),
         (_tied(), ["something.weight"], {}),
@@ -126,13 +133,15 @@ def _tied(**more: Any) -> bytes:
         (None, ["model.embed_tokens.weight"], {}),
     ],
 )
-def test_a27_tied_heads_are_declared_by_the_config(config: bytes | None, names: list[str], aliases: dict[str, str]) -> None:
+def test_a27_tied_heads_are_declared_by_the_config(
+    config: bytes | None, names: list[str], aliases: dict[str, str]
+) -> None:
     assert declared_aliases(config, names) == aliases
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b'{"a":1,"a":2}', b"\xff", b"[" * 100_000])
 def test_a_damaged_config_is_refused(config: bytes) -> None:
-    with pytest.raises(CheckpointError, match="config.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         declared_aliases(config, [])
 
 

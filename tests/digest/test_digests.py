@@ -87,7 +87,7 @@ def _tensors(draw: st.DrawFn) -> tuple[Tensor, bytes]:
     dtype = draw(st.sampled_from(_KNOWN))
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
     tensor = Tensor(COMPONENT, draw(st.text(max_size=4)), dtype, shape)
-    return tensor, random.Random(draw(st.integers())).randbytes(tensor.nbytes)  # noqa: S311 - test bytes
+    return tensor, random.Random(draw(st.integers())).randbytes(tensor.nbytes)
 
 
 def _of(tensor: Tensor, data: bytes) -> tuple[int, int]:
@@ -121,7 +121,9 @@ def test_slices_add_up_to_the_sum(case: tuple[Tensor, bytes], draw: st.DataObjec
 
 
 @pytest.mark.parametrize(
-    ("column0", "column_bytes"), [(4, 8), (0, 4), (8, 4), (0, 24), (-8, 8)], ids=["start", "end", "tail", "beyond", "before"]
+    ("column0", "column_bytes"),
+    [(4, 8), (0, 4), (8, 4), (0, 24), (-8, 8)],
+    ids=["start", "end", "tail", "beyond", "before"],
 )
 def test_slices_that_cut_a_word_are_refused(column0: int, column_bytes: int) -> None:
     tensor = Tensor(COMPONENT, "w", "BF16", (3, 8))
@@ -149,7 +151,7 @@ def test_changed_words_move_the_sum_exactly(case: tuple[Tensor, bytes], draw: st
 
 def test_any_change_of_one_bit_changes_both_sums() -> None:
     tensor = Tensor(COMPONENT, "w", "BF16", (3, 5))
-    data = random.Random(5).randbytes(tensor.nbytes)  # noqa: S311
+    data = random.Random(5).randbytes(tensor.nbytes)
     before = _of(tensor, data)
     for bit in range(len(data) * 8):
         changed = bytearray(data)

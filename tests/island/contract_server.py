@@ -87,6 +87,7 @@ class ContractServer:
         self.commands: list[dict[str, Any]] = []
         self.tokens = {"once"}
         self.enabled = True
+        self.released = False  # lets long polls end at once
         self.runs: set[str] = {RUN}
         self.verdict: Callable[[Manifest], tuple[str, str]] = lambda _manifest: ("ready", "")
         self.on_call: Callable[[str], None] = lambda _call: None
@@ -285,7 +286,7 @@ class ContractServer:
         after = int(query["after"]) if "after" in query else None
         with self.changed:
             self.changed.wait_for(
-                lambda: self.head is not None and (after is None or self.head.serial != after),
+                lambda: self.released or (self.head is not None and (after is None or self.head.serial != after)),
                 float(query.get("wait", 0)),
             )
             head = self.head
@@ -355,7 +356,7 @@ class ContractServer:
     def _challenge(self, _island: str, challenge: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:
             self.answers.append(json.loads(body))
-            self.commands = [c for c in self.commands if c["challenge"] != challenge]
+            self.commands = [c for c in self.commands if c.get("challenge") != challenge]
             self.changed.notify_all()
         return _json({})
 

@@ -15,10 +15,22 @@ from hypothesis import strategies as st
 from mailboat import canonical
 from mailboat.checkpoint.side_files import SideFile
 from mailboat.errors import ManifestError
-from mailboat.manifest import HEAD_TYPE, MANIFEST_TYPE, BlobRef, Envelope, Head, Manifest, ParentRef, PatchRef, Signature
+from mailboat.manifest import (
+    HEAD_TYPE,
+    MANIFEST_TYPE,
+    BlobRef,
+    Envelope,
+    Head,
+    Manifest,
+    ParentRef,
+    PatchRef,
+    Signature,
+)
 from tests.vectors import plain
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "vectors" / "documents.json").read_text("utf-8"))
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent.parent / "vectors" / "documents.json").read_text("utf-8")
+)
 KINDS = {"manifest": (Manifest, MANIFEST_TYPE), "head": (Head, HEAD_TYPE)}
 MANIFESTS = [case["document"] for case in CASES if case["kind"] == "manifest"]
 HEADS = [case["document"] for case in CASES if case["kind"] == "head"]
@@ -204,7 +216,9 @@ def test_a_malformed_envelope_is_refused(change: dict[str, Any]) -> None:
         Envelope.from_json(json.dumps(good | change))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"payload":"","payload":""}', "[" * 100_000], ids=lambda t: t[:20])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "{", '{"payload":"","payload":""}', "[" * 100_000], ids=lambda t: t[:20]
+)
 def test_an_envelope_that_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ManifestError):
         Envelope.from_json(text)

@@ -34,9 +34,7 @@ def canonical(value: Any) -> bytes:
 def inventory(rows: list[list[Any]], aliases: dict[str, str], quantiser: str | None) -> bytes:
     """The inventory document; rows as in the document, in any order."""
     rows = sorted(rows, key=lambda row: (row[0].encode(), row[1].encode()))
-    return canonical(
-        {"aliases": aliases, "format": "mailboat-inventory-1", "quantiser": quantiser, "tensors": rows}
-    )
+    return canonical({"aliases": aliases, "format": "mailboat-inventory-1", "quantiser": quantiser, "tensors": rows})
 
 
 def rows_of(shape: list[int], data: bytes) -> list[bytes]:

@@ -16,6 +16,16 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_connection_is_left(django_db_setup: None) -> Iterator[None]:
+    """The broker's connections would keep the test database from being dropped."""
+    yield
+    from workers.app import app
+
+    app.close()
+    app.pool.force_close_all()
+
+
 @pytest.fixture
 def run(transactional_db: None, home: Path) -> Any:
     """A run in a project of its own."""

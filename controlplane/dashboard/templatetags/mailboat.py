@@ -17,7 +17,7 @@ register = template.Library()
 
 register.filter("size", wording.size)
 register.filter("duration", wording.duration)
-register.filter("short", wording.short)
+register.filter("thousands", wording.thousands)
 
 
 @register.simple_tag
@@ -76,7 +76,9 @@ def _time(at: datetime | None, kind: str, text: str) -> SafeString | str:
         return "never"
     stamp = at.astimezone(timezone.get_default_timezone())
     title = f"{stamp:%-d %b %Y, %H:%M:%S} UTC"
-    return format_html('<time datetime="{}" data-kind="{}" title="{}">{}</time>', stamp.isoformat(), kind, title, text or title)
+    return format_html(
+        '<time datetime="{}" data-kind="{}" title="{}">{}</time>', stamp.isoformat(), kind, title, text or title
+    )
 
 
 @register.simple_tag(takes_context=True)

@@ -1,1 +1,3 @@
-"""The pages, one module per subject. Views read the address, ask queries and services, and answer through `pages.page`."""
+"""The pages, one module per subject. Views read the address, ask queries and services, and answer through
+`pages.page`.
+"""

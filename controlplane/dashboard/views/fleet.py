@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.http import HttpResponse
 from django.views.decorators.http import require_safe
 
-from controlplane.dashboard import fleet_rows
 from controlplane.dashboard.access import PageRequest, member
 from controlplane.dashboard.pages import page
+from controlplane.dashboard.rows import fleet as fleet_rows
 from controlplane.registry import clock
 from controlplane.registry import selectors as registry
 

@@ -10,13 +10,15 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from controlplane.dashboard import fleet_rows, queries, triggers
 from controlplane.dashboard.access import PageRequest, member, operator
 from controlplane.dashboard.forms import RegisterForm
 from controlplane.dashboard.pages import page
+from controlplane.dashboard.rows import fleet as fleet_rows
+from controlplane.dashboard.rows import islands as rows
 from controlplane.fleet import selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import EnrolmentToken
+from controlplane.jobs import triggers
 from controlplane.registry import clock
 from controlplane.registry.errors import Refusal
 
@@ -30,8 +32,8 @@ def island(request: PageRequest, island: uuid.UUID) -> HttpResponse:
     context = {
         "island": found,
         "row": row,
-        "syncs": queries.sync_rows(found),
-        "challenges": queries.challenge_rows(found),
+        "syncs": rows.sync_rows(found),
+        "challenges": rows.challenge_rows(found),
     }
     return page(request, "dashboard/island.html", context, title=found.name, tab="fleet")
 
@@ -43,11 +45,14 @@ def verify(request: PageRequest, island: uuid.UUID) -> HttpResponse:
     """Ask the island to prove what it holds; a verification that runs already is joined."""
     found = selectors.island(request.seat.project, island)
     try:
-        job, fresh = triggers.verify(found, actor=request.user.get_username())
+        job, fresh = triggers.verify(request.seat.project, found.pk, actor=request.user.get_username())
     except Refusal as refusal:
         messages.error(request, refusal.detail)
         return redirect("dashboard:island", request.seat.project.slug, found.pk)
-    messages.success(request, f"Verification of {found.name} queued." if fresh else "This verification is already under way; here it is.")
+    messages.success(
+        request,
+        f"Verification of {found.name} queued." if fresh else "This verification is already under way; here it is.",
+    )
     return redirect("dashboard:job", request.seat.project.slug, job.pk)
 
 
@@ -55,7 +60,10 @@ def verify(request: PageRequest, island: uuid.UUID) -> HttpResponse:
 @member
 @operator
 def register(request: PageRequest) -> HttpResponse:
-    """The form for a new island. Its answer shows the token once: the text is never stored, so there is nothing to redirect to."""
+    """The form for a new island.
+
+    Its answer shows the token once: the text is never stored, so there is nothing to redirect to.
+    """
     seat = request.seat
     form = RegisterForm(seat.project, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
@@ -73,7 +81,7 @@ def register(request: PageRequest) -> HttpResponse:
 @operator
 def enrolment(request: PageRequest, enrolment: int) -> HttpResponse:
     """Wait for the island of a token, without the token."""
-    return _enrolment_page(request, queries.enrolment(request.seat.project, enrolment), "")
+    return _enrolment_page(request, rows.enrolment(request.seat.project, enrolment), "")
 
 
 def _enrolment_page(request: PageRequest, token: EnrolmentToken, plaintext: str) -> HttpResponse:

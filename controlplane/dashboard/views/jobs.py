@@ -10,10 +10,11 @@ from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST, require_safe
 
-from controlplane.dashboard import badges, queries
+from controlplane.dashboard import badges
 from controlplane.dashboard.access import PageRequest, member, operator
-from controlplane.dashboard.fleet_rows import Facet
 from controlplane.dashboard.pages import page
+from controlplane.dashboard.rows import jobs as rows
+from controlplane.dashboard.rows.fleet import Facet
 from controlplane.jobs import selectors, services
 from controlplane.jobs.models import Job, JobEvent
 
@@ -30,7 +31,7 @@ def jobs(request: PageRequest) -> HttpResponse:
     kind = request.GET.get("kind", "")
     kind = kind if kind in Job.Kind.values else ""
     asked = request.GET.get("page", "1")
-    number = max(1, int(asked)) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1  # noqa: PLR2004
+    number = max(1, int(asked)) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
     found = selectors.jobs(project, state=state, kind=kind).select_related("run", "project")
     shown = list(found[(number - 1) * PAGE : number * PAGE + 1])
 
@@ -46,7 +47,7 @@ def jobs(request: PageRequest) -> HttpResponse:
         if counts[key] or key == state or key in (Job.State.RUNNING, Job.State.QUEUED)
     ]
     context = {
-        "jobs": queries.job_rows(shown[:PAGE]),
+        "jobs": rows.job_rows(shown[:PAGE]),
         "facets": facets,
         "kind": kind,
         "filtered": bool(state or kind or number > 1),
@@ -61,19 +62,21 @@ def jobs(request: PageRequest) -> HttpResponse:
 def job(request: PageRequest, job: uuid.UUID) -> HttpResponse:
     """One job. Its last fragment carries no trigger, so that polling ends by itself."""
     found = selectors.job(request.seat.project, job)
-    (row,) = queries.job_rows([found])
+    (row,) = rows.job_rows([found])
     level = request.GET.get("level", "")
     level = level if level in JobEvent.Level.values else ""
     words = [("", "All"), (JobEvent.Level.WARNING.value, "Warnings"), (JobEvent.Level.ERROR.value, "Errors")]
     context = {
         "job": found,
         "row": row,
-        "result": queries.result_facts(found.result),
-        "events": queries.log_lines(selectors.events(found), level),
-        "levels": [{"address": f"?level={key}" if key else "?", "word": word, "chosen": key == level} for key, word in words],
+        "result": rows.result_facts(found.result),
+        "events": rows.log_lines(selectors.events(found), level),
+        "levels": [
+            {"address": f"?level={key}" if key else "?", "word": word, "chosen": key == level} for key, word in words
+        ],
         "filtered": bool(level),
     }
-    return page(request, "dashboard/job.html", context, title=row.title, tab="jobs", polling=not found.finished)
+    return page(request, "dashboard/job.html", context, title=row.heading, tab="jobs", polling=not found.finished)
 
 
 @require_POST
@@ -88,5 +91,7 @@ def cancel(request: PageRequest, job: uuid.UUID) -> HttpResponse:
         messages.error(request, late.detail)
     else:
         done = ended.state == Job.State.CANCELLED
-        messages.success(request, "The job is cancelled." if done else "Asked the worker to stop; it ends at its next step.")
+        messages.success(
+            request, "The job is cancelled." if done else "Asked the worker to stop; it ends at its next step."
+        )
     return redirect("dashboard:job", request.seat.project.slug, found.pk)

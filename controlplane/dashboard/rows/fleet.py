@@ -1,5 +1,6 @@
-"""The fleet page's rows: heads, facets, islands and what needs attention. Health and sync status are derived by `fleet.selectors`, never
-here; this module only counts, filters and words them."""
+"""The fleet page's rows: heads, facets, islands and what needs attention. Health and sync status are derived by
+`fleet.selectors`, never here; this module only counts, filters and words them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from django.urls import reverse
 from controlplane.dashboard import badges
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.fleet import selectors as fleet
-from controlplane.fleet.models import Challenge, SyncReport
-from controlplane.fleet.status import Health, Sync
+from controlplane.fleet.models import Challenge, Island
+from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, Health, Sync
 from controlplane.registry.models import Channel, Project, Run, Version
 
 HEADS = 6
@@ -47,8 +48,19 @@ class IslandRow:
     patch_bytes: int | None
     full_bytes: int | None
     last_seen_at: datetime | None
+    clock_is_off: bool
     failed_sync: str
     failed_verify: bool
+
+    @property
+    def is_healthy(self) -> bool:
+        """True when its health needs no more words."""
+        return self.health_key == Health.HEALTHY and not self.clock_is_off
+
+    @property
+    def is_current(self) -> bool:
+        """True when its sync status needs no more words."""
+        return self.sync_key == Sync.CURRENT
 
     @property
     def skew_ahead(self) -> int:
@@ -74,7 +86,7 @@ class HeadRow:
     @property
     def arrival_tone(self) -> str:
         """Green when everybody is there."""
-        return "good" if self.arrived == self.islands else ""
+        return "good" if self.islands and self.arrived == self.islands else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +123,11 @@ class Finding:
 
 def island_rows(project: Project, now: datetime, only: uuid.UUID | None = None) -> list[IslandRow]:
     """All islands of the project by name, or one of them."""
-    reports = SyncReport.objects.filter(island_id=OuterRef("pk")).order_by("-id")
     answers = Challenge.objects.filter(island_id=OuterRef("pk"), state__in=["passed", "failed"]).order_by("-created_at")
-    chosen = fleet.islands(project).defer("channel__version__envelope", "verified_version__envelope").annotate(
-        last_outcome=Subquery(reports.values("outcome")[:1]),
-        last_error=Subquery(reports.values("error")[:1]),
-        last_answer=Subquery(answers.values("state")[:1]),
+    chosen = (
+        fleet.islands(project)
+        .defer("channel__version__envelope", "verified_version__envelope")
+        .annotate(last_answer=Subquery(answers.values("state")[:1]))
     )
     if only is not None:
         chosen = chosen.filter(pk=only)
@@ -138,7 +149,7 @@ def _row(found: fleet.FleetRow, island: Any, now: datetime) -> IslandRow:
         run=island.run.name,
         health_key=found.health,
         sync_key=found.sync,
-        health=badge(badges.HEALTH, found.health, found.health_reason),
+        health=badge(badges.HEALTH, found.health, _health_reason(found)),
         sync=badge(badges.SYNC, found.sync, found.sync_reason),
         version=found.version,
         head=found.target,
@@ -147,9 +158,19 @@ def _row(found: fleet.FleetRow, island: Any, now: datetime) -> IslandRow:
         patch_bytes=island.last_patch_bytes,
         full_bytes=held.full_bytes if held else None,
         last_seen_at=island.last_seen_at,
-        failed_sync=island.last_error if island.last_outcome == SyncReport.Outcome.FAILED else "",
+        clock_is_off=abs(island.clock_skew_seconds or 0) > CLOCK_TOLERANCE_SECONDS,
+        failed_sync=island.last_error,
         failed_verify=island.last_answer == Challenge.State.FAILED,
     )
+
+
+def _health_reason(found: fleet.FleetRow) -> str:
+    """The reason without a count of seconds: the page counts them itself, and a page must not change each second."""
+    if found.health == Health.LOST and found.island.last_seen_at is not None:
+        return "Its heartbeats have stopped."
+    if found.health == Health.DEGRADED and found.island.phase not in (Island.Phase.ERROR, Island.Phase.FENCED):
+        return "Its heartbeats are late."
+    return found.health_reason
 
 
 def lost_islands(project: Project) -> int:
@@ -158,13 +179,13 @@ def lost_islands(project: Project) -> int:
 
 
 def heads(project: Project) -> list[HeadRow]:
-    """The channels of the newest runs with how many of their islands have arrived."""
+    """The channels that moved last, with how many of their islands have arrived."""
     arrived = Q(islands__verified_version=F("version"))
     channels = Channel.objects.filter(run__project=project).select_related("run", "version").defer("version__envelope")
     counted = channels.annotate(followers=Count("islands"), arrived=Count("islands", filter=arrived))
     return [
         HeadRow(channel.run, channel.name, channel.version, channel.followers, channel.arrived)
-        for channel in counted.order_by("-run__created_at", "name")[:HEADS]
+        for channel in counted.order_by(F("version__ready_at").desc(nulls_last=True), "run__name", "name")[:HEADS]
     ]
 
 
@@ -230,7 +251,7 @@ def choices(rows: Sequence[IslandRow], chosen: Filters) -> list[Choice]:
 
 
 def attention(project: Project, rows: Sequence[IslandRow]) -> list[Finding]:
-    """What needs a person, worst first: lost, failed verification, degraded, failed versions at the end of their run."""
+    """What needs a person, worst first: lost, failed verifications, degraded, runs that end in a failed version."""
     found: list[Finding] = []
     for row in rows:
         address = reverse("dashboard:island", args=[project.slug, row.id])
@@ -238,11 +259,15 @@ def attention(project: Project, rows: Sequence[IslandRow]) -> list[Finding]:
             found.append(Finding(f"lost-{row.id}", row.health, row.name, address))
         if row.failed_verify:
             words = "The last verification failed: what the island holds is not what the record says."
-            found.append(Finding(f"verify-{row.id}", Badge("Verification failed", "lost", "bad", words), row.name, address))
+            found.append(
+                Finding(f"verify-{row.id}", Badge("Verification failed", "lost", "bad", words), row.name, address)
+            )
         if row.health_key == "degraded":
             found.append(Finding(f"degraded-{row.id}", row.health, row.name, address))
         elif row.failed_sync and row.health_key == "healthy":
-            found.append(Finding(f"sync-{row.id}", Badge("Sync failed", "warn", "warn", row.failed_sync), row.name, address))
+            found.append(
+                Finding(f"sync-{row.id}", Badge("Sync failed", "warn", "warn", row.failed_sync), row.name, address)
+            )
     found += [
         Finding(
             f"version-{version.pk}",

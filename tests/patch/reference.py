@@ -1,0 +1,166 @@
+"""A decoder in plain Python, written from docs/format/patch.md alone: slow, obvious, shares no code with the product."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+BLOCK = 1 << 20
+CHUNK = 1 << 17
+FLOATS = {"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+SIGNED = {"I8", "I16", "I32", "I64"}
+
+
+class Cursor:
+    """Reads little-endian integers off bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def column(self, size: int, count: int) -> list[int]:
+        """`count` integers of `size` bytes."""
+        raw = self.data[self.at : self.at + size * count]
+        assert len(raw) == size * count
+        self.at += size * count
+        return [int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)]
+
+
+def block_sizes(elements: int, row: int) -> list[int]:
+    """Elements of each block."""
+    if elements == 0:
+        return []
+    rows = elements // row
+    if row >= BLOCK:
+        return [min(BLOCK, row - start) for _ in range(rows) for start in range(0, row, BLOCK)]
+    step = BLOCK // row
+    return [min(step, rows - first) * row for first in range(0, rows, step)]
+
+
+def unchunk(data: bytes, sizes: list[int], raw_size: int) -> bytes:
+    """A chunked stream, decompressed."""
+    out, at = b"", 0
+    for number, size in enumerate(sizes):
+        expected = min(CHUNK, raw_size - number * CHUNK)
+        piece = data[at : at + size]
+        at += size
+        out += piece if size == expected else zstd.decompress(piece)
+    assert at == len(data)
+    assert len(out) == raw_size
+    return out
+
+
+def gaps(data: bytes, count: int, r: int) -> list[int]:
+    """Rice codes."""
+    bits = [(byte >> i) & 1 for byte in data for i in range(8)]
+    at, found = 0, []
+    for _ in range(count):
+        quotient = 0
+        while bits[at]:
+            quotient, at = quotient + 1, at + 1
+        at += 1
+        found.append(quotient << r | sum(bits[at + i] << i for i in range(r)))
+        at += r
+    assert len(bits) - at < 8
+    assert not any(bits[at:])
+    return found
+
+
+def rank(u: int, dtype: str, bits: int) -> int:
+    """Integer order of a bit pattern."""
+    top = 1 << (bits - 1)
+    if dtype in FLOATS:
+        return u ^ ((1 << bits) - 1) if u & top else u | top
+    return u ^ top if dtype in SIGNED else u
+
+
+def unrank(n: int, dtype: str, bits: int) -> int:
+    """The bit pattern of a rank."""
+    top = 1 << (bits - 1)
+    if dtype in FLOATS:
+        return n ^ top if n & top else n ^ ((1 << bits) - 1)
+    return n ^ top if dtype in SIGNED else n
+
+
+class Part:
+    """One part file, taken apart."""
+
+    def __init__(self, raw: bytes) -> None:
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        self.metadata: dict[str, str] = header.pop("__metadata__")
+        data = raw[8 + length :]
+        entry = {name: data[slice(*value["data_offsets"])] for name, value in header.items()}
+        self.side = {name[5:]: content for name, content in entry.items() if name.startswith("side:")}
+        table = Cursor(zstd.decompress(entry["table"]))
+        assert len(table.data) == int(self.metadata["table_bytes"])
+        n, *chunk_counts = table.column(4, 4)
+        self.index = table.column(4, n)
+        self.elements, self.row = table.column(8, n), table.column(8, n)
+        self.width, self.changed = table.column(1, n), table.column(8, n)
+        self.sizes = [
+            block_sizes(e, r) if k else [] for e, r, k in zip(self.elements, self.row, self.changed, strict=True)
+        ]
+        m = sum(map(len, self.sizes))
+        self.encoding = table.column(1, m)
+        self.block_changed, self.position_bytes, self.literal_counts = (table.column(4, m) for _ in range(3))
+        chunks = [table.column(4, count) for count in chunk_counts]
+        assert table.at == len(table.data)
+        widths = [w for w, sizes in zip(self.width, self.sizes, strict=True) for _ in sizes]
+        flat = [size for sizes in self.sizes for size in sizes]
+        raw_sizes = [
+            sum(k for k, e in zip(self.block_changed, self.encoding, strict=True) if e == 3),
+            sum(count * w for count, w in zip(self.literal_counts, widths, strict=True)),
+            sum(size * w for size, w, e in zip(flat, widths, self.encoding, strict=True) if e in {1, 2}),
+        ]
+        self.values, self.literals, self.dense = (
+            unchunk(entry.get(name, b""), sizes, raw_size)
+            for name, sizes, raw_size in zip(("values", "literals", "dense"), chunks, raw_sizes, strict=True)
+        )
+        self.positions = entry.get("positions", b"")
+
+    def apply(self, tensors: list[tuple[str, bytes]]) -> dict[int, bytes]:
+        """New bytes of the carried tensors; `tensors` are (dtype, old bytes) in inventory order."""
+        at = {"positions": 0, "values": 0, "literals": 0, "dense": 0}
+
+        def take(name: str, size: int) -> bytes:
+            data: bytes = getattr(self, name)[at[name] : at[name] + size]
+            at[name] += size
+            return data
+
+        result, block = {}, 0
+        for index, width, sizes in zip(self.index, self.width, self.sizes, strict=True):
+            dtype, old = tensors[index]
+            new, start = bytearray(old), 0
+            for size in sizes:
+                span = slice(start, start + size * width)
+                start += size * width
+                kind, k = self.encoding[block], self.block_changed[block]
+                if kind in {1, 2}:
+                    planes = take("dense", size * width)
+                    elements = bytes(planes[p * size + i] for i in range(size) for p in range(width))
+                    new[span] = (
+                        bytes(a ^ b for a, b in zip(elements, old[span], strict=True)) if kind == 2 else elements
+                    )
+                elif kind == 3:
+                    q = (size - k) * 77 // (80 * k)
+                    r = max(0, q.bit_length() - 1)
+                    position = -1
+                    for gap in gaps(take("positions", self.position_bytes[block]), k, r):
+                        position += gap + 1
+                        at_byte = span.start + position * width
+                        v = take("values", 1)[0]
+                        if v == 0:
+                            new[at_byte : at_byte + width] = take("literals", width)
+                        else:
+                            step = (v + 1) // 2 if v % 2 else -(v // 2)
+                            u = int.from_bytes(old[at_byte : at_byte + width], "little")
+                            moved = (rank(u, dtype, 8 * width) + step) % (1 << 8 * width)
+                            new[at_byte : at_byte + width] = unrank(moved, dtype, 8 * width).to_bytes(width, "little")
+                block += 1
+            result[index] = bytes(new)
+        return result
