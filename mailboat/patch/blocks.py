@@ -21,7 +21,7 @@ Sums = npt.NDArray[np.uint64]
 Seeds = tuple[np.uint64, np.uint64]
 _NOTHING = np.empty(0, np.uint8)
 # Below one change in 16 elements, positions always win; above, sizes are compared.
-_DENSE_FROM = 16
+DENSE_FROM = 16
 # Where more than one element in 8 changes, two scans cost less than visiting the words.
 _SCAN_FROM = 8
 
@@ -35,6 +35,12 @@ class Encoded:
     values: Bytes
     literals: Bytes
     dense: Bytes
+
+    def owned(self) -> Encoded:
+        """A copy that outlives the scratch."""
+        return Encoded(
+            self.encoding, self.positions.copy(), self.values.copy(), self.literals.copy(), self.dense.copy()
+        )
 
 
 UNCHANGED = Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -76,7 +82,7 @@ def encode(
     literals = scratch.bytes("literals", changed * width)
     count = compiled.encode_values(old, new, positions, width, order, values, literals)
     literals = literals[: count * width]
-    if changed * _DENSE_FROM > elements:
+    if changed * DENSE_FROM > elements:
         size = position_bytes + estimate(values, "values") + estimate(literals, "literals")
         planes = _planes(scratch, old, new, elements * width, width)
         sizes = {XOR: _estimate_planes(planes[XOR], width), DENSE: _estimate_planes(planes[DENSE], width)}
@@ -86,6 +92,12 @@ def encode(
     packed = scratch.bytes("packed", position_bytes)
     compiled.rice_encode(positions, r, packed)
     return Encoded(POSITIONAL, packed, values, literals, _NOTHING)
+
+
+def size_of(encoded: Encoded) -> int:
+    """About how many bytes an encoded block takes in the streams."""
+    streams = {"values": encoded.values, "literals": encoded.literals, "dense": encoded.dense}
+    return encoded.positions.size + sum(estimate(data, name) for name, data in streams.items())
 
 
 def seeds_of(tensor: Tensor) -> Seeds:

@@ -153,7 +153,9 @@ class PatchFile:
     def read_group(self, group: int) -> np.ndarray:
         """The words of a coding group, as uint32."""
         start, end = (int(offset) for offset in self.table.group_start[group : group + 2])
-        return np.frombuffer(self.read_at(self._data + self._entries["contextual"][0] + start, end - start), "<u4").copy()
+        return np.frombuffer(
+            self.read_at(self._data + self._entries["contextual"][0] + start, end - start), "<u4"
+        ).copy()
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file. Raises PatchError when it has become shorter."""

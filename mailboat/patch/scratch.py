@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mailboat.checkpoint.source import Bytes
+from mailboat.checkpoint.source import ArraySource, Bytes, TensorSource
 from mailboat.patch.format import BLOCK_ELEMENTS
 
 Words = npt.NDArray[np.uint64]
@@ -49,6 +49,19 @@ class Scratch:
     def positions(self, count: int) -> npt.NDArray[np.uint32]:
         """Room for `count` positions."""
         return self.bytes("positions", count * 4).view(np.uint32)
+
+
+def source_words(
+    scratch: Scratch, name: str, source: TensorSource, index: int, start: int, nbytes: int
+) -> tuple[Words, Bytes]:
+    """Bytes of a source, to be read only, as zero-padded words and as bytes: in place where they lie in memory and fit."""
+    if isinstance(source, ArraySource):
+        data = source.view(index)[start : start + nbytes]
+        if nbytes % 8 == 0 and data.ctypes.data % 8 == 0:
+            return data.view(np.uint64), data
+    words, data = scratch.words(name, nbytes)
+    source.read(index, start, data)
+    return words, data
 
 
 def thread_count(threads: int | None) -> int:

@@ -256,7 +256,9 @@ def _block_counts(columns: dict[str, Column]) -> list[int]:
 
 
 def table_of(
-    tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]], chunks: dict[str, list[int]]
+    tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]],
+    chunks: dict[str, list[int]],
+    group_words: Sequence[int],
 ) -> Table:
     """Columns from (inventory index, geometry, blocks as (encoding, changed, position bytes, literals)) per tensor."""
     totals = [sum(block[1] for block in blocks) for _, _, blocks in tensors]
