@@ -1,1 +1,3 @@
-"""The control plane: a Django project that records versions, steers islands and runs jobs. Nothing in `mailboat` may import it."""
+"""The control plane: a Django project that records versions, steers islands and runs jobs. Nothing in `mailboat` may
+import it.
+"""

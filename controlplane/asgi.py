@@ -69,7 +69,11 @@ async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _refuse(send: Send, limit: int) -> None:
     body = json.dumps(problems.document(413, "too_large", f"The body is longer than {limit} bytes.")).encode()
-    headers = [(b"content-type", problems.CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    headers = [
+        (b"content-type", problems.CONTENT_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     with contextlib.suppress(OSError):
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": body})

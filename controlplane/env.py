@@ -1,8 +1,8 @@
 """The environment of the control plane, read once and typed.
 
-Every variable that the product knows is named here. A value that can't be read stops the start with one sentence; nothing
-is guessed. Secrets may come from a file (`NAME_FILE`). Secrets that nobody gave are made once and kept in the home folder,
-readable by their owner alone.
+Every variable that the product knows is named here. A value that can't be read stops the start with one sentence;
+nothing is guessed. Secrets may come from a file (`NAME_FILE`). Secrets that nobody gave are made once and kept in the
+home folder, readable by their owner alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
-class EnvironmentProblem(Exception):
+class EnvironmentProblem(Exception):  # noqa: N818  it is about the deployment, not the program
     """A variable of the environment can't be used; the message names it and says what to set."""
 
 
@@ -95,14 +95,16 @@ def kept_secret(name: str) -> str:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise EnvironmentProblem(f"The secret {path} can't be made or read ({error}); set MAILBOAT_HOME to a folder of your own.") from error
+        raise EnvironmentProblem(
+            f"The secret {path} can't be made or read ({error}); set MAILBOAT_HOME to a folder of your own."
+        ) from error
     return value
 
 
 def _wait_for_secret(path: Path) -> str:
     value = path.read_text(encoding="utf-8").strip()
     if len(value) < 64:  # two first starts at once: the other one is between creating and writing
-        import time  # noqa: PLC0415
+        import time
 
         for _ in range(100):
             time.sleep(0.01)
@@ -125,7 +127,9 @@ def peppers() -> dict[int, bytes]:
             if int(number) < 1 or len(key) < 16:
                 raise ValueError(item)
         except ValueError:
-            raise EnvironmentProblem("MAILBOAT_PEPPERS must read 1:HEX,2:HEX with at least 32 hex digits each.") from None
+            raise EnvironmentProblem(
+                "MAILBOAT_PEPPERS must read 1:HEX,2:HEX with at least 32 hex digits each."
+            ) from None
         found[int(number)] = key
     return found
 
@@ -134,7 +138,7 @@ def database() -> Database:
     """The database of `DATABASE_URL`, else the embedded one of `home()`."""
     url = secret("DATABASE_URL")
     if not url:
-        from controlplane.embedded.postgres import socket_dir  # noqa: PLC0415  the launcher is needed only without a URL
+        from controlplane.embedded.postgres import socket_dir
 
         return Database(str(socket_dir(home())), "", "mailboat", "mailboat", "", embedded=True)
     parts = urlsplit(url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
@@ -83,10 +85,10 @@ TEMPLATES = [
     },
 ]
 
-# A connection lives as long as its request (CONN_MAX_AGE 0) and there is no pool: under ASGI each request has a thread of
-# its own, so kept connections would pile up per thread; a pool's worker threads do not survive the fork of a Celery child;
-# and closing really gives the connection back before a long poll begins to wait. Over the Unix socket of the embedded
-# database a new connection costs about a millisecond.
+# A connection lives as long as its request (CONN_MAX_AGE 0) and there is no pool: under ASGI each request has a
+# thread of its own, so kept connections would pile up per thread; a pool's worker threads do not survive the fork of
+# a Celery child; and closing really gives the connection back before a long poll begins to wait. Over the Unix socket
+# of the embedded database a new connection costs about a millisecond.
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",
@@ -163,7 +165,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_AUTHENTICATION": [],
 }
 
-_before_rendering = [
+_before_rendering: list[Any] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -179,7 +181,9 @@ LOGGING = {
             "foreign_pre_chain": _before_rendering,
             "processors": [
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event", "request_id"], drop_missing=True),
+                structlog.processors.KeyValueRenderer(
+                    key_order=["timestamp", "level", "event", "request_id"], drop_missing=True
+                ),
             ],
         },
     },
@@ -192,7 +196,11 @@ LOGGING = {
     },
 }
 structlog.configure(
-    processors=[structlog.stdlib.filter_by_level, *_before_rendering, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    processors=[
+        structlog.stdlib.filter_by_level,
+        *_before_rendering,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ],
     logger_factory=structlog.stdlib.LoggerFactory(),
     wrapper_class=structlog.stdlib.BoundLogger,
     cache_logger_on_first_use=True,

@@ -28,7 +28,9 @@ class StaticFiles(WhiteNoiseMiddleware):
         return self._answer(request) if self.asynchronous else super().__call__(request)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        response = await sync_to_async(self._file)(request) if request.path_info.startswith(self.static_prefix) else None
+        response = (
+            await sync_to_async(self._file)(request) if request.path_info.startswith(self.static_prefix) else None
+        )
         return await self.get_response(request) if response is None else response
 
     def _file(self, request: HttpRequest) -> HttpResponse | None:

@@ -1,8 +1,9 @@
 """The typed REST client of trainers and islands: one method per call, over urllib3.
 
-Calls that may be repeated without harm are retried with growing, jittered pauses when the connection fails or the server says
-502, 503 or 504. It must never repeat a call that is not idempotent, never follow a redirect with the credential, and never put a
-credential into an error's text. Bulk bytes (resume, verification) are the subject of `mailboat.transfer`.
+Calls that may be repeated without harm are retried with growing, jittered pauses when the connection fails or the
+server says 502, 503 or 504. It must never repeat a call that is not idempotent, never follow a redirect with the
+credential, and never put a credential into an error's text. Bulk bytes (resume, verification) are the subject of
+`mailboat.transfer`.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def pause_before(attempt: int) -> float:
 class Api:
     """The calls of one project.
 
-    ``server`` is the control plane's address (``https://host[:port][/prefix]``), ``token`` a bearer token, ``ca_file`` a PEM
-    file of certificate authorities. ``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY`` and ``SSL_CERT_FILE`` are honoured. ``sleep``
-    waits between tries (an island passes one that wakes when it is told to stop). Safe to use from several threads.
+    ``server`` is the control plane's address (``https://host[:port][/prefix]``), ``token`` a bearer token, ``ca_file``
+    a PEM file of certificate authorities. ``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY`` and ``SSL_CERT_FILE`` are
+    honoured. ``sleep`` waits between tries (an island passes one that wakes when it is told to stop). Safe to use from
+    several threads.
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword for each property of the connection
+    def __init__(
         self,
         server: str,
         project: str,
@@ -72,7 +74,7 @@ class Api:
     ) -> None:
         address = urlsplit(server)
         if address.scheme not in {"http", "https"} or not address.hostname:
-            raise Unreachable(f"{server!r} is not a server address; write it as https://host[:port]")
+            raise Unreachable(f"{server!r} is not a server address; write it as https://host[:port].")
         self.server = server.rstrip("/")
         self.project = project
         self.token = token
@@ -102,13 +104,15 @@ class Api:
 
     def open_epoch(self, run: str, from_version: int, reason: str) -> int:
         """Starts a new epoch and returns its number. Not retried: each success opens one more."""
-        body = self._json("POST", _path("runs", run, "epochs"), {"from_version": from_version, "reason": reason}, retry=False)
+        body = self._json(
+            "POST", _path("runs", run, "epochs"), {"from_version": from_version, "reason": reason}, retry=False
+        )
         if not isinstance(body, Mapping) or not isinstance(body.get("number"), int):
             raise bad_reply("an epoch's number")
         return int(body["number"])
 
     def commit_version(self, run: str, envelope: Envelope, anchor: Iterable[AnchorFile] | None = None) -> VersionInfo:
-        """Commits a version by its manifest. The same manifest again is the same version, so a lost answer is retried."""
+        """Commits a version by its manifest. The same manifest is the same version, so a lost answer is retried."""
         files = None if anchor is None else [file.as_json() for file in anchor]
         body = {"envelope": json.loads(envelope.to_json()), "anchor": files}
         return VersionInfo.parse(self._json("POST", _path("runs", run, "versions"), body))
@@ -141,7 +145,9 @@ class Api:
         return Upload.parse(self._json("POST", _path("runs", run, "blobs"), {"sha256": sha256, "size": size}))
 
     def send_piece(self, run: str, upload: str, offset: int, piece: bytes | memoryview) -> int:
-        """Sends bytes at ``offset``; returns the server's offset afterwards. Never retried here: the caller asks for the offset."""
+        """Sends bytes at ``offset``; returns the server's offset afterwards. Never retried here: the caller asks for
+        the offset.
+        """
         headers = {"Upload-Offset": str(offset), "Content-Type": "application/octet-stream"}
         path = _path("runs", run, "blobs", "uploads", upload)
         response = self.request("PATCH", path, body=bytes(piece), headers=headers, retry=False, accept={409})
@@ -154,7 +160,8 @@ class Api:
     def open_blob(self, run: str, sha256: str, *, start: int = 0) -> BaseHTTPResponse:
         """Opens a blob from byte ``start`` as a stream of raw bytes. One try: `mailboat.transfer` resumes and verifies.
 
-        The status is 200 (from zero), 206 or 416. The caller reads with ``decode_content=False`` and releases the connection.
+        The status is 200 (from zero), 206 or 416. The caller reads with ``decode_content=False`` and releases the
+        connection.
         """
         headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
         if start:
@@ -167,7 +174,8 @@ class Api:
     def head(
         self, run: str, channel: str, *, after: int | None = None, wait: float = 0, etag: str | None = None
     ) -> Head | None:
-        """The channel's head, or None when there is none yet or ``etag`` still matches after ``wait`` seconds (at most 60).
+        """The channel's head, or None when there is none yet or ``etag`` still matches after ``wait`` seconds (at most
+        60).
 
         One try: the caller's loop is the retry.
         """
@@ -247,7 +255,7 @@ class Api:
         except (ValueError, RecursionError):
             raise bad_reply("it is not JSON") from None
 
-    def request(  # noqa: PLR0913 - the one place where a request is made
+    def request(
         self,
         method: str,
         path: str,
@@ -260,7 +268,7 @@ class Api:
         timeout: float | None = None,
         accept: Iterable[int] = (),
     ) -> BaseHTTPResponse:
-        """Makes one call and returns its answer when it is a success or one of ``accept``; else raises a typed error."""
+        """Makes one call; returns its answer when it is a success or one of ``accept``, else raises a typed error."""
         url = f"{self._base}/{path}" + (f"?{urlencode(query)}" if query else "")
         sent = {"Accept": "application/json", "User-Agent": "mailboat", **(headers or {})}
         if self.token:
@@ -276,7 +284,7 @@ class Api:
             self.sleep(pause_before(attempt))
         raise AssertionError("unreachable")
 
-    def _once(  # noqa: PLR0913
+    def _once(
         self,
         method: str,
         url: str,
@@ -299,11 +307,15 @@ class Api:
                 return response
             self._load(response)
         except SSLError as error:
-            raise Unreachable(f"the certificate of {self.server} is not trusted ({error}); give its CA file") from error
+            raise Unreachable(
+                f"The certificate of {self.server} is not trusted ({error}); give its CA file."
+            ) from error
         except LocationParseError as error:
-            raise Unreachable(f"{self.server!r} is not a server address; write it as https://host[:port]") from error
+            raise Unreachable(f"{self.server!r} is not a server address; write it as https://host[:port].") from error
         except (HTTPError, OSError) as error:
-            raise Unreachable(f"{self.server} can't be reached ({_cause(error)}); check the address and the network") from error
+            raise Unreachable(
+                f"{self.server} can't be reached ({_cause(error)}); check the address and the network."
+            ) from error
         raise _problem(response)
 
     def _load(self, response: BaseHTTPResponse) -> None:
@@ -334,7 +346,7 @@ def _pool(scheme: str, host: str, ca_file: str | os.PathLike[str] | None) -> url
         try:
             options["ssl_context"] = ssl.create_default_context(cafile=None if ca_file is None else os.fspath(ca_file))
         except (OSError, ssl.SSLError) as error:
-            raise MailboatError(f"the CA file {os.fspath(ca_file or '')!r} can't be used ({error})") from error
+            raise MailboatError(f"The CA file {os.fspath(ca_file or '')!r} can't be used ({error}).") from error
     proxy = urllib.request.getproxies().get(scheme)
     if proxy and not urllib.request.proxy_bypass(host):
         return urllib3.ProxyManager(proxy, **options)
@@ -352,7 +364,7 @@ def _offset_of(response: BaseHTTPResponse, *, default: int | None) -> int:
 
 def _problem(response: BaseHTTPResponse) -> ApiError:
     """The typed error of a problem document, or of any other answer that is not a success."""
-    code, detail = f"http_{response.status}", f"the server answered {response.status}"
+    code, detail = f"http_{response.status}", f"The server answered {response.status}."
     try:
         body = json.loads(response.data)
     except (ValueError, RecursionError):

@@ -245,7 +245,10 @@ def rice_bits(positions: Any, r: Any) -> Any:
 
 @njit("int64(uint32[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_encode(positions: Any, r: Any, out: Any) -> Any:
-    """Gaps between positions as Rice codes, first bit lowest: quotient in 1-bits, a 0-bit, `r` low bits. Returns bytes."""
+    """Gaps between positions as Rice codes, first bit lowest.
+
+    Quotient in 1-bits, a 0-bit, `r` low bits. Returns bytes.
+    """
     held = np.uint64(0)
     bits = np.uint64(0)
     at = np.int64(0)
@@ -281,7 +284,10 @@ def rice_encode(positions: Any, r: Any, out: Any) -> Any:
 
 @njit("int64(uint8[::1], int64, int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
-    """Fill `positions` from Rice codes; returns a RICE_* status. Every bit of `data` must be used, padding must be zero."""
+    """Fill `positions` from Rice codes.
+
+    Returns a RICE_* status. Every bit of `data` must be used, padding must be zero.
+    """
     held = np.uint64(0)
     bits = np.int64(0)
     at = np.int64(0)
@@ -345,8 +351,8 @@ def _unrank(rank: Any, flip: Any, floats: Any, top: Any, mask: Any) -> Any:
 def encode_values(old: Any, new: Any, positions: Any, width: Any, order: Any, values: Any, literals: Any) -> Any:
     """One byte per changed element: its step in rank order, zigzag, or 0 and the element itself in `literals`.
 
-    `order`: 0 unsigned, 1 signed, 2 float. Returns the number of literals. `values` needs room for one byte, `literals` for
-    `width` bytes per position.
+    `order`: 0 unsigned, 1 signed, 2 float. Returns the number of literals. `values` needs room for one byte, `literals`
+    for `width` bytes per position.
     """
     element_bits = np.uint64(8 * width)
     mask = _ONES >> (np.uint64(64) - element_bits)
@@ -468,7 +474,10 @@ def join_planes(planes: Any, width: Any, out: Any) -> None:
 
 @njit("void(uint32[::1], uint8[::1], int64, int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
 def scatter(positions: Any, elements: Any, width: Any, start: Any, out: Any) -> None:
-    """Write elements into `out`, whose first byte lies `start` bytes after the block's; what falls outside is left out."""
+    """Write elements into `out`, whose first byte lies `start` bytes after the block's.
+
+    What falls outside is left out.
+    """
     size = np.int64(out.size)
     for i in range(positions.size):
         at = np.int64(positions[i]) * width - start
@@ -518,7 +527,7 @@ def half_power(x: int) -> int:
 
 
 def hazard_of(level: int, sixteenth: int = 0) -> int:
-    """2^(level / 8 + sixteenth / 16) in 2^-32 units: the hazard, in units of 2^-22 bit, that a level of a profile means."""
+    """2^(level / 8 + sixteenth / 16) in 2^-32 of the unit of hazards, which is 2^-22 bit."""
     octaves, rest = divmod(32 * level + 16 * sixteenth, 256)
     return half_power(256 - rest) >> 31 << octaves if rest else 1 << (octaves + 32)
 
@@ -555,9 +564,9 @@ def _no_event(y):  # type: ignore[no-untyped-def]
     return min(max(p, _U1), _FFFF)
 
 
-@njit(_STATE3(_U64, _U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
-def _put(low, span, at, out, start, size):  # type: ignore[no-untyped-def]
-    """Narrow the encoder's interval to [start, start + size) of `span`; a carry walks back over the words written."""
+@njit(_STATE3(_U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
+def _put(low, at, out, start, size):  # type: ignore[no-untyped-def]
+    """Narrow the encoder's interval to [start, start + size) of itself; a carry walks back over the words written."""
     moved = low + start
     if moved < low:
         back = at - _U1
@@ -577,8 +586,8 @@ def _put_bit(low, span, at, out, bit, p):  # type: ignore[no-untyped-def]
     """Encode a bit that is 0 with probability p / 65536."""
     zero = (span >> _U16) * p
     if bit == _ZERO:
-        return _put(low, span, at, out, _ZERO, zero)
-    return _put(low, span, at, out, zero, span - zero)
+        return _put(low, at, out, _ZERO, zero)
+    return _put(low, at, out, zero, span - zero)
 
 
 @njit(_U64(_CODES, _U64, _U64), nogil=True, cache=True, inline="always")
@@ -587,10 +596,8 @@ def _learn(contexts, place, bit):  # type: ignore[no-untyped-def]
     held = np.uint64(contexts[place])
     p = held >> _U8
     seen = held & _FF
-    if bit == _ZERO:
-        after = p + (((_FFFF - p) * RATES[seen]) >> _U16)
-    else:
-        after = p - ((p * RATES[seen]) >> _U16)
+    rate = RATES[seen]
+    after = p + (((_FFFF - p) * rate) >> _U16) if bit == _ZERO else p - ((p * rate) >> _U16)
     after = min(max(after, _LEAST), _MOST)
     contexts[place] = np.uint32((after << _U8) | min(seen + _U1, np.uint64(148)))
     return p
@@ -833,7 +840,7 @@ def encode_contextual(
             if e - j > 1:
                 unit = span // (part + np.uint64(e - j))
                 low, span, at = _put(
-                    low, span, at, out, unit * (before + np.uint64(position - j)), unit * (own + _U1)
+                    low, at, out, unit * (before + np.uint64(position - j)), unit * (own + _U1)
                 )  # fmt: skip
             exposure += before + (own >> _U1)
             events += _U1
@@ -946,7 +953,7 @@ def decode_contextual(
 
 @njit("void(uint8[::1], int64, int64, int64, uint32[::1], uint64[::1], uint32[::1])", nogil=True, cache=True)
 def encode_profile(levels: Any, first: Any, last: Any, classes: Any, contexts: Any, coder: Any, out: Any) -> None:
-    """Append the levels of the classes first ... last; `out` has room for it. `contexts`: one row, used for this only."""
+    """Append the levels of the classes first ... last; `out` has room. `contexts`: a row for this only."""
     low, span, at = coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT]
     if classes > 1:
         bounds = np.uint64(first) << _U8 | np.uint64(last)

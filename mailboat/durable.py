@@ -1,7 +1,7 @@
 """Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder.
 
-A reader sees the old bytes or the new ones, never a mixture. It must never be used for bulk data in a loop: each call waits for
-the disk.
+A reader sees the old bytes or the new ones, never a mixture. It must never be used for bulk data in a loop: each call
+waits for the disk.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
-        os.replace(temporary, path)
+        temporary.replace(path)
     sync_folder(path.parent)
 
 
 def rename_durably(source: Path, target: Path) -> None:
     """Gives a complete file or folder its name. ``target`` must not exist as a non-empty folder."""
-    os.replace(source, target)
+    source.replace(target)
     sync_folder(target.parent)
     if source.parent != target.parent:
         sync_folder(source.parent)
@@ -78,7 +78,9 @@ def disk_full_as_error(folder: Path) -> Iterator[None]:
 
 
 def lock_file(path: Path, taken: str) -> int:
-    """Locks a file for this process until `unlock_file`; raises StoreError with the sentence ``taken`` when another has it."""
+    """Locks a file for this process until `unlock_file`; raises StoreError with the sentence ``taken`` when another has
+    it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

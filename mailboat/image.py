@@ -1,8 +1,8 @@
 """The image: the current bytes of one state, as a folder in checkpoint layout that only its owner writes.
 
-It is derived and can always be rebuilt, so it never tries to repair itself: an image that was interrupted in a commit, or that
-does not look right, is refused. Nothing is touched before a patch's result has been proved by sums. Bytes are read by pread and
-written by pwrite; no mapping, no locks (locking between processes is the caller's).
+It is derived and can always be rebuilt, so it never tries to repair itself: an image that was interrupted in a commit,
+or that does not look right, is refused. Nothing is touched before a patch's result has been proved by sums. Bytes are
+read by pread and written by pwrite; no mapping, no locks (locking between processes is the caller's).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,11 @@ from mailboat.digest import State, measure, measure_sums
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
 from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
 from mailboat.overlay import Overlaid, Overlay, Record
-from mailboat.patch import blocks
 from mailboat.patch.backends import kernels
-from mailboat.patch.blocks import BlockCode, Positions
-from mailboat.patch.format import Geometry
-from mailboat.patch.parts import Parts, largest_width
-from mailboat.patch.scratch import Scratch, in_order, slots_for, thread_count, workers
+from mailboat.patch.blocks import Positions
+from mailboat.patch.decode import Decoder
+from mailboat.patch.parts import Parts
+from mailboat.patch.scratch import thread_count
 
 __all__ = ["Image", "Overlay"]
 
@@ -61,9 +61,10 @@ class Image:
 
     @classmethod
     def create(cls, folder: Path, source: TensorSource, state: State) -> Image:
-        """Copy `source`, comparing every byte with the strong digests of `state`, into `folder` (replaced when it exists).
+        """Copy `source` into `folder`, replacing what is there; every byte is compared with `state`'s strong digests.
 
-        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as before.
+        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as
+        before.
         """
         folder = Path(folder).absolute()
         temporary = temporary_beside(folder)
@@ -76,7 +77,10 @@ class Image:
 
     @classmethod
     def open(cls, folder: Path) -> Image:
-        """Open an image. Raises StoreError when it is absent, was interrupted in a commit, or is damaged: rebuild it."""
+        """Open an image.
+
+        Raises StoreError when it is absent, was interrupted in a commit, or is damaged: rebuild it.
+        """
         folder = Path(folder).absolute()
         if (folder / DIRTY_FILE).exists():
             raise StoreError(f"The image {folder} was interrupted in a commit; rebuild it.")
@@ -123,8 +127,8 @@ class Image:
     ) -> Overlay:
         """Decode `parts` against the image and prove by sums that they lead to `target`; touches nothing.
 
-        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not forgery: where
-        the patch is not the publisher's own, measure `overlaid` before `commit`.
+        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not
+        forgery: where the patch is not the publisher's own, measure `overlaid` before `commit`.
         Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, DiskFull.
         """
         self.inventory.require_same(target.inventory)
@@ -162,38 +166,10 @@ class Image:
 
     def _decode(self, patch: Parts, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
         """Decode every changed block into the overlay; returns what that does to the sums."""
-        tensors = self.inventory.tensors
-        delta = np.zeros((len(tensors), 2), np.uint64)
-        seeds = [blocks.seeds_of(tensor) for tensor in tensors]
-
-        def jobs() -> Iterator[tuple[int, int, BlockCode]]:
-            for index in range(len(tensors)):
-                for number, first, _ in patch.blocks(index):
-                    yield index, first, patch.code(index, number)
-
-        def decode(scratch: Scratch, job: tuple[int, int, BlockCode]) -> _Decoded:
-            index, first, code = job
-            old, old_bytes = scratch.words("old", code.elements * code.width)
-            self.read(index, first * code.width, old_bytes)
-            positions, new = blocks.decode(scratch, old, code)
-            new_bytes = new.view(np.uint8)[: old_bytes.size]
-            piece = Geometry.of(tensors[index]).piece(first, code.elements)
-            change = blocks.sum_change(old_bytes, new_bytes, positions, code.width, piece, seeds[index])
-            elements = blocks.gather(scratch, new, positions, code.width)
-            return _Decoded(index, first * code.width, positions, elements, new_bytes, change)
-
-        pool = stack.enter_context(workers(threads))
-        for block in in_order(pool, slots_for(largest_width(self.inventory), threads), jobs(), decode):
-            width = tensors[block.index].width
+        delta = np.zeros((len(self.inventory.tensors), 2), np.uint64)
+        for block in Decoder(patch, self, threads).all(stack):
             delta[block.index] += block.change
-            overlay.add(
-                block.index,
-                block.start,
-                positions=block.positions,
-                elements=block.elements,
-                block=block.new,
-                width=width,
-            )
+            overlay.add(block)
         for file in patch.carried_side_files:
             overlay.add_side(file.path, patch.read_side(file.path))
         overlay.finish()
@@ -208,7 +184,8 @@ class Image:
         if len(wrong):
             names = [self.inventory.tensors[index].name for index in wrong]
             raise DigestMismatch(
-                f"The patch does not lead to the promised sums of {listed(names)}; scan the image and fetch the patch again."
+                f"The patch does not lead to the promised sums of {listed(names)}; "
+                "scan the image and fetch the patch again."
             )
 
     # -- committing
@@ -269,7 +246,10 @@ class Image:
     # -- proving
 
     def verify_sums(self, *, threads: int | None = None) -> None:
-        """Read everything; raise DigestMismatch naming the tensors, or the side file, that are not as they should be."""
+        """Read everything.
+
+        Raise DigestMismatch naming the tensors, or the side file, that are not as they should be.
+        """
         wrong = np.flatnonzero((measure_sums(self, threads=threads) != self.state.sums).any(axis=1))
         if len(wrong):
             names = listed([self.inventory.tensors[index].name for index in wrong])
@@ -332,18 +312,6 @@ class _Place:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A decoded block; arrays are views of the scratch."""
-
-    index: int
-    start: int
-    positions: Positions
-    elements: Bytes
-    new: Bytes
-    change: np.ndarray
-
-
 def _folder_layout(source: TensorSource) -> Layout | None:
     if not isinstance(source, Checkpoint):
         return None
@@ -357,7 +325,7 @@ def _runs(positions: Positions, gap: int) -> Iterator[tuple[int, int]]:
     """Cut ascending positions into runs [first, last) whose neighbours are less than `gap` apart."""
     cuts = np.flatnonzero(np.diff(positions) > gap) + 1
     edges = [0, *cuts.tolist(), positions.size]
-    return zip(edges, edges[1:], strict=False)
+    return pairwise(edges)
 
 
 def _pwrite(place: _Place, offset: int, data: Bytes) -> None:

@@ -1,5 +1,5 @@
-"""What the control plane answers, as frozen data. Parsing is tolerant of fields that a newer server adds and strict about those
-that are used; it must never guess a value that is missing."""
+"""What the control plane answers, as frozen data. Parsing is tolerant of fields that a newer server adds and strict
+about those that are used; it must never guess a value that is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 def bad_reply(what: str) -> ApiError:
     """The error for an answer that does not follow the API: usually a proxy or another service at that address."""
-    return ApiError(200, "bad_reply", f"the server's answer is not a Mailboat answer ({what}); check the server's address")
+    return ApiError(200, "bad_reply", f"The server's answer is not Mailboat's ({what}); check the server's address.")
 
 
 def _get(body: Any, key: str, kind: type | tuple[type, ...]) -> Any:

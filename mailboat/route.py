@@ -1,11 +1,12 @@
-"""Walking a plan: documents, parts and anchors, each checked against what the manifest says. Shared by islands and trainers.
+"""Walking a plan: documents, parts and anchors, each checked against what the manifest says. Shared by islands and
+trainers.
 
 It must never hand out a state, a part or a checkpoint that was not compared with its digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +19,6 @@ from mailboat.image import Image, Overlay
 from mailboat.manifest import BlobRef, Manifest
 from mailboat.replies import AnchorStep, PatchStep, Plan
 from mailboat.transfer import Link, download, download_bytes
-
-Progress = Callable[[int], None]
 
 
 class Keeper(Protocol):
@@ -62,7 +61,9 @@ class Documents:
         if manifest.run != self.run_id:
             raise ManifestError(f"The manifest of version {number} belongs to another run; it is refused.")
         if manifest.number != number:
-            raise ManifestError(f"The manifest of version {number} is that of version {manifest.number}; it is refused.")
+            raise ManifestError(
+                f"The manifest of version {number} is that of version {manifest.number}; it is refused."
+            )
         return manifest
 
     def state(self, manifest: Manifest) -> State:
@@ -85,7 +86,9 @@ class Documents:
 
 
 def plan_route(api: Api, run: str, *, held: str | None, to: int) -> Plan:
-    """The route from the state digest ``held`` (None: nothing) to version ``to``; an unknown base means the anchor's route."""
+    """The route from the state digest ``held`` (None: nothing) to version ``to``; an unknown base means the anchor's
+    route.
+    """
     if held is not None:
         try:
             return _walkable(api.plan(run, from_digest=held, to=to), to)
@@ -111,25 +114,23 @@ def _walkable(plan: Plan, to: int) -> Plan:
 
 
 def fetch_parts(
-    documents: Documents, step: PatchStep, folder: Path, *, link: Link | None = None, progress: Progress | None = None
+    documents: Documents, step: PatchStep, folder: Path, *, link: Link | None = None
 ) -> tuple[tuple[Path, ...], int]:
     """Downloads the parts of a patch into ``folder``; returns their paths and the bytes that travelled."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / f"part-{index}.mbp" for index in range(len(step.parts)))
     travelled = 0
     for part, path in zip(step.parts, paths, strict=True):
-        travelled += download(documents.api, documents.run, part, path, link=link, progress=progress)
+        travelled += download(documents.api, documents.run, part, path, link=link)
     return paths, travelled
 
 
-def fetch_anchor(
-    documents: Documents, step: AnchorStep, folder: Path, *, link: Link | None = None, progress: Progress | None = None
-) -> int:
+def fetch_anchor(documents: Documents, step: AnchorStep, folder: Path, *, link: Link | None = None) -> int:
     """Downloads an anchor's files into ``folder``; returns the bytes that travelled."""
     folder.mkdir(parents=True, exist_ok=True)
     travelled = 0
     for file in step.files:
-        travelled += download(documents.api, documents.run, file.blob, folder / file.path, link=link, progress=progress)
+        travelled += download(documents.api, documents.run, file.blob, folder / file.path, link=link)
     return travelled
 
 

@@ -1,7 +1,7 @@
 """Bulk bytes to and from the blob store: resumed at the byte where they stopped, and verified by SHA-256.
 
-It must never leave unverified bytes under the name that the caller asked for: a download grows in a neighbouring `.part` file,
-which survives a crash and is continued, and takes its name only after its digest was checked.
+It must never leave unverified bytes under the name that the caller asked for: a download grows in a neighbouring
+`.part` file, which survives a crash and is continued, and takes its name only after its digest was checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from urllib3.response import BaseHTTPResponse
 
 from mailboat.client import FIRST_PAUSE, MAX_DOCUMENT, TRANSIENT, Api, pause_before
 from mailboat.durable import rename_durably
-from mailboat.errors import ApiError, CheckpointChanged, Conflict, DigestMismatch, DiskFull, MailboatError, NotFound, Unreachable
+from mailboat.errors import (
+    ApiError,
+    CheckpointChanged,
+    Conflict,
+    DigestMismatch,
+    DiskFull,
+    MailboatError,
+    NotFound,
+    Unreachable,
+)
 from mailboat.manifest import BlobRef
 
 PIECE = 256 << 10  # bytes read, hashed and written at a time
@@ -34,7 +43,7 @@ class Link(Protocol):
         """Waits until ``count`` more bytes may pass."""
 
 
-class WrongBytes(MailboatError):
+class WrongBytes(MailboatError):  # noqa: N818 - as the library's other errors, named for what happened
     """The server sent something else than the blob: other bytes, another length, another object."""
 
     code = "wrong_bytes"
@@ -59,7 +68,7 @@ def bytes_blob(data: bytes) -> BlobRef:
 # -- upload
 
 
-def upload_file(api: Api, run: str, blob: BlobRef, path: Path, *, progress: Callable[[int], None] | None = None) -> int:
+def upload_file(api: Api, run: str, blob: BlobRef, path: Path) -> int:
     """Uploads a file; returns the bytes sent (0 when the run has the blob)."""
 
     def read(offset: int, length: int) -> bytes:
@@ -67,22 +76,20 @@ def upload_file(api: Api, run: str, blob: BlobRef, path: Path, *, progress: Call
             file.seek(offset)
             data = file.read(length)
         if len(data) != length:
-            raise CheckpointChanged(f"{path} became shorter while it was uploaded; publish it when nothing writes it")
+            raise CheckpointChanged(f"{path} became shorter while it was uploaded; publish it when nothing writes it.")
         return data
 
-    return _upload(api, run, blob, read, progress)
+    return _upload(api, run, blob, read)
 
 
 def upload_bytes(api: Api, run: str, data: bytes) -> BlobRef:
     """Uploads bytes and returns their blob."""
     blob = bytes_blob(data)
-    _upload(api, run, blob, lambda offset, length: data[offset : offset + length], None)
+    _upload(api, run, blob, lambda offset, length: data[offset : offset + length])
     return blob
 
 
-def _upload(
-    api: Api, run: str, blob: BlobRef, read: Callable[[int, int], bytes], progress: Callable[[int], None] | None
-) -> int:
+def _upload(api: Api, run: str, blob: BlobRef, read: Callable[[int, int], bytes]) -> int:
     sent = failures = 0
     while True:
         upload = api.begin_upload(run, blob.sha256, blob.size)
@@ -96,8 +103,6 @@ def _upload(
                 sent += max(0, after - offset)
                 failures = failures if after <= offset else 0
                 offset = after
-                if progress:
-                    progress(sent)
                 if offset >= blob.size:
                     return sent
         except NotFound:
@@ -124,33 +129,34 @@ def download_bytes(api: Api, run: str, sha256: str, *, limit: int = MAX_DOCUMENT
             try:
                 data = response.read(limit + 1, decode_content=False)
             except (HTTPError, OSError) as error:
-                raise Unreachable(f"the download of blob {sha256[:16]} broke off; try again") from error
+                raise Unreachable(f"The download of blob {sha256[:16]} broke off; try again.") from error
             finally:
                 response.close()
             if hashlib.sha256(data).hexdigest() == sha256:
                 return data
             wrong += 1
             if wrong > 1:
-                raise DigestMismatch(f"the server's bytes for blob {sha256[:16]} have another digest; the blob store is damaged")
+                raise DigestMismatch(
+                    f"The server's bytes for blob {sha256[:16]} have another digest; its copy is damaged."
+                )
         except (Unreachable, ApiError) as error:
             failures = _count_failure(api, error, failures)
         api.sleep(FIRST_PAUSE * wrong)
 
 
-def download(  # noqa: PLR0913
+def download(
     api: Api,
     run: str,
     blob: BlobRef,
     out: Path,
     *,
     link: Link | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> int:
     """Downloads a blob to ``out``; returns the bytes that travelled. A whole, right ``out`` is kept and costs nothing.
 
-    What an earlier try left in ``out``'s `.part` is continued. A lost connection is resumed while it makes progress; wrong,
-    truncated or changed bytes are fetched once more from zero, then refused with DigestMismatch. On a full disk the partial file
-    is removed and DiskFull raised.
+    What an earlier try left in ``out``'s `.part` is continued. A lost connection is resumed while it makes progress;
+    wrong, truncated or changed bytes are fetched once more from zero, then refused with DigestMismatch. On a full disk
+    the partial file is removed and DiskFull raised.
     """
     if out.is_file() and file_blob(out) == blob:
         return 0
@@ -160,7 +166,7 @@ def download(  # noqa: PLR0913
     while True:
         before = _size(part)
         try:
-            travelled += _fetch(api, run, blob, part, link, progress)
+            travelled += _fetch(api, run, blob, part, link)
             rename_durably(part, out)
             return travelled
         except WrongBytes as error:
@@ -168,7 +174,7 @@ def download(  # noqa: PLR0913
             part.unlink(missing_ok=True)
             wrong += 1
             if wrong > 1:
-                raise DigestMismatch(f"{error}; the copy on the server, or something between, is damaged") from error
+                raise DigestMismatch(f"{error}; the copy on the server, or something between, is damaged.") from error
             api.sleep(FIRST_PAUSE)
         except (Unreachable, ApiError) as error:
             gained = max(0, _size(part) - before)
@@ -178,7 +184,7 @@ def download(  # noqa: PLR0913
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             part.unlink(missing_ok=True)
-            raise DiskFull(f"the disk of {out.parent} is full; {blob.size:,} bytes are needed there") from error
+            raise DiskFull(f"The disk of {out.parent} is full; {blob.size:,} bytes are needed there.") from error
 
 
 def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> int:
@@ -190,9 +196,7 @@ def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> in
     return failures + 1
 
 
-def _fetch(
-    api: Api, run: str, blob: BlobRef, part: Path, link: Link | None, progress: Callable[[int], None] | None
-) -> int:
+def _fetch(api: Api, run: str, blob: BlobRef, part: Path, link: Link | None) -> int:
     """One connection's worth: continues ``part`` to its end and checks it; returns the bytes received."""
     hasher = hashlib.sha256()
     with part.open("a+b") as file:
@@ -204,13 +208,13 @@ def _fetch(
                 if _start_of(response, blob, held) == 0 and held:
                     hasher, held = hashlib.sha256(), 0
                     file.truncate(0)
-                received = _receive(response, file, hasher, blob.size - held, link, progress)
+                received = _receive(response, file, hasher, blob.size - held, link)
             finally:
                 response.close()
         file.flush()
         os.fsync(file.fileno())
     if hasher.hexdigest() != blob.sha256:
-        raise WrongBytes(f"the bytes received for blob {blob.sha256[:16]} have another digest")
+        raise WrongBytes(f"The bytes received for blob {blob.sha256[:16]} have another digest")
     return received
 
 
@@ -227,50 +231,47 @@ def _hash_held(file: BinaryIO, hasher: hashlib._Hash, size: int) -> int:
 
 
 def _start_of(response: BaseHTTPResponse, blob: BlobRef, held: int) -> int:
-    """Where the answer's bytes start: ``held`` or 0. Another object, length or range than the one asked for is refused."""
+    """Where the answer's bytes start: ``held`` or 0. Another object, length or range than asked for is refused."""
     etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
     if etag and etag != blob.sha256:
-        raise WrongBytes(f"the server sent another object for blob {blob.sha256[:16]}")
+        raise WrongBytes(f"The server sent another object for blob {blob.sha256[:16]}")
     if response.status == 416:
-        raise WrongBytes(f"the server holds fewer bytes of blob {blob.sha256[:16]} than were announced")
+        raise WrongBytes(f"The server holds fewer bytes of blob {blob.sha256[:16]} than were announced")
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not match or (int(match[1]), int(match[3])) != (held, blob.size):
-            raise WrongBytes(f"the server sent another range of blob {blob.sha256[:16]} than the one asked for")
+            raise WrongBytes(f"The server sent another range of blob {blob.sha256[:16]} than the one asked for")
         return held
     length = response.headers.get("Content-Length", "")
     if length.isdigit() and int(length) != blob.size:
-        raise WrongBytes(f"blob {blob.sha256[:16]} has {length} bytes on the server instead of {blob.size}")
+        raise WrongBytes(f"Blob {blob.sha256[:16]} has {length} bytes on the server instead of {blob.size}")
     return 0
 
 
-def _receive(  # noqa: PLR0913
+def _receive(
     response: BaseHTTPResponse,
     file: BinaryIO,
     hasher: hashlib._Hash,
     wanted: int,
     link: Link | None,
-    progress: Callable[[int], None] | None,
 ) -> int:
     received = 0
     while True:
         try:
             piece = response.read1(PIECE, decode_content=False)
         except (HTTPError, OSError) as error:
-            raise Unreachable("the connection broke off during a download; it is resumed") from error
+            raise Unreachable("The connection broke off during a download; try again, it is resumed.") from error
         if not piece:
             break
         received += len(piece)
         if received > wanted:
-            raise WrongBytes("the server sent more bytes than were announced")
+            raise WrongBytes("The server sent more bytes than were announced")
         if link:
             link.take(len(piece))
         hasher.update(piece)
         file.write(piece)
-        if progress:
-            progress(received)
     if received < wanted:
-        raise Unreachable("the connection broke off during a download; it is resumed")
+        raise Unreachable("The connection broke off during a download; try again, it is resumed.")
     return received
 
 
@@ -279,4 +280,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-

@@ -6,10 +6,11 @@ A message is a job's id and nothing else: the row is the truth, the message may 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -35,3 +36,13 @@ def _end(**_: Any) -> None:
     lease.stopping.set()
     if not lease.working.is_set():
         os._exit(0)
+
+
+@worker_ready.connect(weak=False)
+def _warm_up(sender: Any, **_: Any) -> None:
+    """Loads what the jobs of its queues need, so that the first one does not wait for it."""
+    from workers.configuration import QUEUES
+
+    kinds = {kind for kind, queue in QUEUES.items() if queue in sender.app.amqp.queues.consume_from}
+    for kind in kinds:
+        import_module(f"workers.{kind}")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 import structlog
-from django.db import DatabaseError
+from django.conf import settings
+from django.db import DatabaseError, connections
 
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
@@ -23,6 +25,8 @@ from workers.lease import Cancelled, Lease, ShuttingDown, Stopped
 from workers.work import Findings, Work
 
 log = structlog.get_logger(__name__)
+
+Ending = Callable[[Job, str], None]  # records how a job ended, for its owner
 
 
 def run(job_id: str) -> None:
@@ -34,13 +38,27 @@ def run(job_id: str) -> None:
         return
     with Lease(job, owner) as lease:
         end = _attempt(job, lease)
-    try:
-        end(job, owner)
-    except jobs.LostLease:
-        log.warning("lease lost; nothing recorded", job=job_id, owner=owner)
+    _record(job, owner, end)
 
 
-def _attempt(job: Job, lease: Lease) -> Callable[[Job, str], None]:
+def _record(job: Job, owner: str, end: Ending) -> None:
+    """Writes the outcome; a database that is away for a moment is waited for, as long as the lease may last."""
+    deadline = time.monotonic() + settings.MAILBOAT_LEASE_SECONDS
+    while True:
+        try:
+            end(job, owner)
+        except jobs.LostLease:
+            log.warning("lease lost; nothing recorded", job=str(job.pk), owner=owner)
+        except DatabaseError as error:
+            connections.close_all()
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
+            log.error("outcome not recorded", job=str(job.pk), owner=owner, error=str(error))
+        return
+
+
+def _attempt(job: Job, lease: Lease) -> Ending:
     """Does the work; the returned function records how it ended."""
     work = Work(job, lease)
     try:
@@ -61,7 +79,7 @@ def _attempt(job: Job, lease: Lease) -> Callable[[Job, str], None]:
     return lambda job, owner: jobs.succeed(job.pk, owner, result)
 
 
-def _failed(job: Job, error: Exception) -> Callable[[Job, str], None]:
+def _failed(job: Job, error: Exception) -> Ending:
     evidence: dict[str, Any] = {}
     sentence = str(error)
     if isinstance(error, Findings):

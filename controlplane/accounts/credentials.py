@@ -1,4 +1,6 @@
-"""Secrets that travel once. What is stored is an HMAC under a numbered pepper, so that a copy of the database opens nothing."""
+"""Secrets that travel once. What is stored is an HMAC under a numbered pepper, so that a copy of the database opens
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -49,15 +49,13 @@ def set_membership(user: AbstractBaseUser, project: Project, role: str, *, actor
     """Gives a person a role in a project, in place of an earlier one."""
     with transaction.atomic():
         earlier = Membership.objects.filter(user_id=user.pk, project=project).first()
-        membership, _ = Membership.objects.update_or_create(
-            user_id=user.pk, project=project, defaults={"role": role}
-        )
+        membership, _ = Membership.objects.update_or_create(user_id=user.pk, project=project, defaults={"role": role})
         audit.record(
             project,
             actor,
             "member.set",
             f"user {user.get_username()}",
-            before=earlier and {"role": earlier.role},
+            before=None if earlier is None else {"role": earlier.role},
             after={"role": role},
         )
     return membership

@@ -37,7 +37,9 @@ def find(request: HttpRequest, project: str, run: str, sha256: str) -> Found:
     require_role(caller, FOLLOWERS)
     row = selectors.blob(run_for(caller, run), sha256)
     if blobs.size(row.run_id, sha256) != row.size:
-        raise Refusal("The blob is damaged in the store; the publisher must upload it again.", code="blob_damaged", status=500)
+        raise Refusal(
+            "The blob is damaged in the store; the publisher must upload it again.", code="blob_damaged", status=500
+        )
     return Found(blobs.path(row.run_id, sha256), row.size)
 
 
@@ -68,7 +70,11 @@ async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> 
 def _is_range(header: str) -> bool:
     """Whether it is one range of bytes. Several, other units and malformed ones are ignored, as RFC 9110 allows."""
     match = _RANGE.fullmatch(header)
-    return match is not None and bool(match[1] or match[2]) and not (match[1] and match[2] and int(match[2]) < int(match[1]))
+    return (
+        match is not None
+        and bool(match[1] or match[2])
+        and not (match[1] and match[2] and int(match[2]) < int(match[1]))
+    )
 
 
 def range_of(header: str, size: int) -> tuple[int, int] | None:

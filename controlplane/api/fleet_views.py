@@ -91,7 +91,11 @@ class Heartbeat(IslandView):
         row, body = self.island(island), self.body(request, accept.Heartbeat)
         body["digest"], body["reason"] = body["digest"] or "", body["reason"] or ""
         commands = services.heartbeat(row, **body)
-        answer = {"commands": commands, "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS, "enabled": row.enabled}
+        answer = {
+            "commands": commands,
+            "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
+            "enabled": row.enabled,
+        }
         return Response(answer)
 
 
@@ -161,4 +165,6 @@ class Fleet(ProjectView):
         """Islands with health, sync status and skew; counts; the head of `latest` of every run."""
         table = selectors.fleet(self.caller.project)
         heads = {channel.run.name: show.channel_head(channel) for channel in registry.heads(self.caller.project)}
-        return Response({"islands": [show.island(row) for row in table], "counts": selectors.counts(table), "head": heads})
+        return Response(
+            {"islands": [show.island(row) for row in table], "counts": selectors.counts(table), "head": heads}
+        )

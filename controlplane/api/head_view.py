@@ -62,7 +62,9 @@ async def head(request: HttpRequest, *, project: str, run: str, channel: str) ->
     return HttpResponse(seen.body, content_type="application/json", headers=headers)
 
 
-async def _wait(request: HttpRequest, project: str, run: str, channel: str, seen: Seen, after: int, seconds: int) -> Seen:
+async def _wait(  # noqa: PLR0917  the address of a head has three parts
+    request: HttpRequest, project: str, run: str, channel: str, seen: Seen, after: int, seconds: int
+) -> Seen:
     hub, deadline = waiting(), time.monotonic() + seconds
     with hub.subscribe(seen.key) as event:
         while True:

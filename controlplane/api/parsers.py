@@ -22,7 +22,9 @@ class BoundedJSONParser(BaseParser):
 
     media_type = "application/json"
 
-    def parse(self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
         """The value of the body. Raises TooLarge, ParseError."""
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         raw = stream.read(limit + 1)

@@ -14,7 +14,7 @@ from controlplane.api import problems
 
 P = ParamSpec("P")
 T = TypeVar("T")
-View = Callable[..., Awaitable[HttpResponseBase]]
+View = Callable[..., Any]  # the stubs know only synchronous views
 
 
 def release() -> None:
@@ -25,7 +25,9 @@ def release() -> None:
 
 
 def in_database(function: Callable[P, T]) -> Callable[P, Awaitable[T]]:
-    """Runs a synchronous function on the request's thread and gives its connection back at once, not when the request ends."""
+    """Runs a synchronous function on the request's thread and gives its connection back at once, not when the request
+    ends.
+    """
 
     @functools.wraps(function)
     def released(*args: P.args, **kwargs: P.kwargs) -> T:

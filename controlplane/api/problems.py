@@ -33,10 +33,19 @@ CODES = {
 def document(status: int, code: str, detail: str, **extra: Any) -> dict[str, Any]:
     """The members of a problem document."""
     title = HTTPStatus(status).phrase
-    return {**extra, "type": f"urn:mailboat:problem:{code}", "title": title, "status": status, "code": code, "detail": detail}
+    return {
+        **extra,
+        "type": f"urn:mailboat:problem:{code}",
+        "title": title,
+        "status": status,
+        "code": code,
+        "detail": detail,
+    }
 
 
-def of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]] | None:
+def of(  # noqa: PLR0911  one line per kind of error
+    error: Exception,
+) -> tuple[int, dict[str, Any], dict[str, str]] | None:
     """Status, document and headers for an error that has an answer; None for one that is a fault of ours."""
     match error:
         case Refusal():

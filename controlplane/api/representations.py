@@ -43,7 +43,9 @@ def version(row: Version) -> Json:
         "state": row.state,
         "reason": row.reason,
         "state_digest": row.state_digest or None,
-        "parent": None if row.parent is None else {"number": row.parent.number, "state": row.parent.state_digest or None},
+        "parent": None
+        if row.parent is None
+        else {"number": row.parent.number, "state": row.parent.state_digest or None},
         "manifest": {"sha256": row.manifest_sha256} if row.manifest_sha256 else None,
         "inventory": {"sha256": row.inventory.sha256} if row.inventory else None,
         "digests": {"sha256": row.digests_sha256} if row.digests_sha256 else None,

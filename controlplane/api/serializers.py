@@ -56,7 +56,7 @@ class NewVersion(serializers.Serializer):
     anchor = serializers.ListField(allow_null=True, default=None)
     checkpoint = serializers.CharField(max_length=4096, required=False, trim_whitespace=False)
     number = Whole(required=False)
-    parent = Whole(allow_null=True, required=False)
+    parent = Whole(allow_null=True, required=False)  # type: ignore[assignment]  # a field of the document
     epoch = Whole(required=False)
     step = Whole(allow_null=True, default=None)
 

@@ -1,8 +1,9 @@
 """Uploads of blobs, below Django: an ASGI application for `.../blobs/uploads/{id}`.
 
-Django spools a whole body to a temporary file before a view runs, and throws it away when the connection breaks. Here each
-megabyte goes straight to the upload's file as it arrives: memory stays flat, a broken connection loses nothing, and the
-client continues at the offset that it is told. It must never answer before the bytes that it confirms are written.
+Django spools a whole body to a temporary file before a view runs, and throws it away when the connection breaks. Here
+each megabyte goes straight to the upload's file as it arrives: memory stays flat, a broken connection loses nothing,
+and the client continues at the offset that it is told. It must never answer before the bytes that it confirms are
+written.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """PATCH adds bytes, HEAD tells the offset."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     number = middleware.begin(headers.get("x-request-id", ""))
+    body_of = _Body(receive)
     async with ThreadSensitiveContext():
         try:
-            status, body, more = await _answer(scope, headers, receive)
+            status, body, more = await _answer(scope, headers, body_of)
         except _Gone:
             return
         except Exception as error:  # noqa: BLE001  every error is answered, and logged when it is a fault
             status, body, more = _problem(error)
-            await _drain(receive)
+            await body_of.drain()
     content = b"" if body is None else json.dumps(body).encode()
     answer = {"content-length": str(len(content)), "x-request-id": number, **more}
     if body is not None:
@@ -79,14 +81,40 @@ class _Gone(Exception):  # noqa: N818
     """The client has left; nobody reads an answer."""
 
 
-async def _answer(scope: Scope, headers: dict[str, str], receive: Receive) -> Answer:
+class _Body:
+    """The body of a request, piece by piece; knows when there is no more to ask for."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.more = True
+        self.gone = False
+
+    async def piece(self) -> bytes:
+        """The next piece; empty when the client has left."""
+        message = await self.receive()
+        self.gone = message["type"] == "http.disconnect"
+        self.more = not self.gone and bool(message.get("more_body", False))
+        return bytes(message.get("body", b""))
+
+    async def drain(self) -> None:
+        """Reads and drops a reasonable rest."""
+        left = DRAINED
+        while self.more and left > 0:
+            left -= len(await self.piece())
+
+
+async def _answer(scope: Scope, headers: dict[str, str], body: _Body) -> Answer:
     match = PATH.fullmatch(scope["path"])
     if match is None or scope["method"] not in {"PATCH", "HEAD"}:
-        return 405, problems.document(405, "method_not_allowed", "An upload answers PATCH and HEAD."), {"allow": "PATCH, HEAD"}
+        return (
+            405,
+            problems.document(405, "method_not_allowed", "An upload answers PATCH and HEAD."),
+            {"allow": "PATCH, HEAD"},
+        )
     target = await _find(match[1], match[2], match[3], headers, scope["method"] == "PATCH")
     offset = target.offset
     if scope["method"] == "PATCH":
-        offset = await _receive_all(target, receive)
+        offset = await _receive_all(target, body)
     return 204, None, {"upload-offset": str(offset), "cache-control": "no-store"}
 
 
@@ -124,31 +152,18 @@ def _stop(upload: Upload, offset: int) -> None:
         Upload.objects.filter(pk=upload.pk).update(offset=offset)
 
 
-async def _receive_all(target: Target, receive: Receive) -> int:
+async def _receive_all(target: Target, body: _Body) -> int:
     """Writes the body as it comes; whatever arrived stays, even when the client leaves in the middle."""
     upload, offset, buffer = target.upload, target.offset, bytearray()
-    more, gone = True, False
-    while more:
-        message = await receive()
-        gone = message["type"] == "http.disconnect"
-        more = not gone and message.get("more_body", False)
-        buffer += message.get("body", b"")
-        if len(buffer) >= CHUNK or (not more and buffer):
+    while body.more:
+        buffer += await body.piece()
+        if len(buffer) >= CHUNK or (buffer and not body.more):
             offset = await _append(upload, offset, buffer)
             buffer = bytearray()
     await _stop(upload, offset)
-    if gone:
+    if body.gone:
         raise _Gone
     return offset
-
-
-async def _drain(receive: Receive) -> None:
-    left = DRAINED
-    while left > 0:
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
 
 
 def _problem(error: Exception) -> Answer:

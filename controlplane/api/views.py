@@ -98,7 +98,9 @@ class Epochs(ProjectView):
         """A new epoch from a ready version."""
         body = self.body(request, accept.NewEpoch)
         epoch = services.begin_epoch(self.run(run), body["from_version"], body["reason"], actor=self.caller.actor)
-        return Response({"number": epoch.number, "from_version": body["from_version"], "reason": epoch.reason}, status=201)
+        return Response(
+            {"number": epoch.number, "from_version": body["from_version"], "reason": epoch.reason}, status=201
+        )
 
 
 class Blobs(ProjectView):
@@ -128,7 +130,9 @@ class Versions(ProjectView):
         if state and state not in Version.State.values:
             raise ValidationError({"state": f"It must be one of {', '.join(Version.State.values)}."})
         limit = page_size(request)
-        found = list(selectors.versions(self.run(run), state=state, before=number(request, "before", None))[: limit + 1])
+        found = list(
+            selectors.versions(self.run(run), state=state, before=number(request, "before", None))[: limit + 1]
+        )
         following = found[limit - 1].number if len(found) > limit else None
         return Response({"results": [show.version(row) for row in found[:limit]], "next": following})
 

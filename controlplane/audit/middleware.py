@@ -33,7 +33,7 @@ def request_id(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Calla
 
         async def asynchronous(request: HttpRequest) -> HttpResponseBase:
             number = begin(request.headers.get(HEADER, ""))
-            response = await get_response(request)  # type: ignore[misc]
+            response: HttpResponseBase = await get_response(request)
             response.headers[HEADER] = number
             return response
 

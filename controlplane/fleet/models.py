@@ -67,7 +67,9 @@ class Island(models.Model):
     last_error = models.TextField(blank=True)
     disabled_reason = models.TextField(blank=True)
     # What a verified sync report proved against the record: the only meaning of "at version N".
-    verified_version = models.ForeignKey("registry.Version", on_delete=models.SET_NULL, null=True, related_name="islands")
+    verified_version = models.ForeignKey(
+        "registry.Version", on_delete=models.SET_NULL, null=True, related_name="islands"
+    )
     enrolled_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(null=True)
     clock_skew_seconds = models.FloatField(null=True)

@@ -24,7 +24,9 @@ from controlplane.registry.models import Project, Version
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One island with what follows from its rows. `skew_versions` and `skew_seconds` are None where nothing is verified."""
+    """One island with what follows from its rows. `skew_versions` and `skew_seconds` are None where nothing is
+    verified.
+    """
 
     island: Island
     health: Health
@@ -88,7 +90,9 @@ def sync_reports(island: Island, limit: int = 50) -> list[SyncReport]:
 
 def challenges(island: Island, limit: int = 50) -> list[Challenge]:
     """The newest questions to an island."""
-    return list(Challenge.objects.filter(island=island).select_related("version", "job").order_by("-created_at")[:limit])
+    return list(
+        Challenge.objects.filter(island=island).select_related("version", "job").order_by("-created_at")[:limit]
+    )
 
 
 def _ready_times(every: Iterable[Island]) -> dict[uuid.UUID, list[tuple[int, datetime]]]:
@@ -100,9 +104,10 @@ def _ready_times(every: Iterable[Island]) -> dict[uuid.UUID, list[tuple[int, dat
     found: dict[uuid.UUID, list[tuple[int, datetime]]] = defaultdict(list)
     newer = [Q(run=run, number__gt=number) for run, number in held.items()]
     if newer:
-        ready = Version.objects.filter(reduce(or_, newer), state=Version.State.READY, ready_at__isnull=False)
+        ready = Version.objects.filter(reduce(or_, newer), state=Version.State.READY)
         for run, number, moment in ready.order_by("number").values_list("run", "number", "ready_at"):
-            found[run].append((number, moment))
+            if moment is not None:
+                found[run].append((number, moment))
     return found
 
 

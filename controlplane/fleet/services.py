@@ -26,14 +26,14 @@ CHALLENGE_NOTIFICATION = "mailboat_challenge"
 REPORTS_KEPT = 1000  # per island
 
 
-class EnrolmentInvalid(Refusal):  # noqa: N818
+class EnrolmentInvalid(Refusal):
     """The enrolment token is unknown or has expired."""
 
     status = 401
     code = "enrolment_invalid"
 
 
-class EnrolmentUsed(Refusal):  # noqa: N818
+class EnrolmentUsed(Refusal):
     """The enrolment token has been used."""
 
     status = 403
@@ -51,7 +51,9 @@ def create_enrolment_token(
     actor: str,
     lifetime: timedelta = ENROLMENT_LIFETIME,
 ) -> tuple[EnrolmentToken, str]:
-    """A one-time token for one island; the second value is its text, which is shown once. Raises Refusal `island_exists`."""
+    """A one-time token for one island; the second value is its text, which is shown once. Raises Refusal
+    `island_exists`.
+    """
     if Island.objects.filter(project=run.project, name=name).exists():
         raise Refusal(f"There is an island {name} already; choose another name.", code="island_exists")
     fresh = credentials.new(credentials.ENROLMENT)
@@ -69,7 +71,9 @@ def create_enrolment_token(
             pepper=fresh.pepper,
             expires_at=Now() + lifetime,
         )
-        audit.record(run.project, actor, "enrolment.create", f"island {name}", after={"run": run.name, "key_id": fresh.key_id})
+        audit.record(
+            run.project, actor, "enrolment.create", f"island {name}", after={"run": run.name, "key_id": fresh.key_id}
+        )
     token.refresh_from_db()
     return token, fresh.plaintext
 
@@ -135,7 +139,13 @@ def enrol(
                 last_seen_at=Now(),
             )
             EnrolmentToken.objects.filter(pk=token.pk).update(island=island)
-            audit.record(token.project, f"enrolment:{token.key_id}", "island.enrol", f"island {chosen}", after={"run": token.run.name})
+            audit.record(
+                token.project,
+                f"enrolment:{token.key_id}",
+                "island.enrol",
+                f"island {chosen}",
+                after={"run": token.run.name},
+            )
     except IntegrityError:
         raise Refusal(f"There is an island {chosen} already; choose another name.", code="island_exists") from None
     island.refresh_from_db()
@@ -190,7 +200,7 @@ def report_sync(
     outcome: str,
     verified: bool,
     error: str = "",
-    bytes: int = 0,  # noqa: A002  the word of the interface
+    bytes: int = 0,
     seconds: Mapping[str, float] | None = None,
     route: Sequence[Any] = (),
 ) -> SyncReport:
@@ -199,10 +209,12 @@ def report_sync(
     A failed one leaves the island where it was, with the reason. An older report never takes back a newer one.
     """
     target = Version.objects.filter(run=island.run_id, number=version, state__in=["ready", "retired"]).first()
-    accepted = outcome == SyncReport.Outcome.APPLIED and verified and target is not None and target.state_digest == digest
+    accepted = (
+        outcome == SyncReport.Outcome.APPLIED and verified and target is not None and target.state_digest == digest
+    )
     problem = error
     if outcome == SyncReport.Outcome.APPLIED and not accepted:
-        problem = problem or _refused(island, target, version, digest, verified)
+        problem = problem or _refused(island, target, version, digest)
     with transaction.atomic():
         report = SyncReport.objects.create(
             island=island,
@@ -234,11 +246,12 @@ def report_sync(
     return report
 
 
-def _refused(island: Island, target: Version | None, version: int, digest: str, verified: bool) -> str:
+def _refused(island: Island, target: Version | None, version: int, digest: str) -> str:
     if target is None:
         return f"It reported version {version}, which run {island.run.name} does not have."
     if target.state_digest != digest:
-        return f"It reported digest {digest[:12] or 'nothing'} for version {version}, whose digest is {target.state_digest[:12]}."
+        recorded = target.state_digest[:12]
+        return f"It reported digest {digest[:12] or 'nothing'} for version {version}, whose digest is {recorded}."
     return f"It reported version {version} without having verified it."
 
 
@@ -250,7 +263,9 @@ def _forget_old_reports(island: Island) -> None:
 
 
 def set_enabled(island: Island, enabled: bool, *, reason: str = "", actor: str) -> None:
-    """Lets an island follow its channel, or stops it from doing so; an island that failed a challenge is stopped with evidence."""
+    """Lets an island follow its channel, or stops it from doing so; an island that failed a challenge is stopped with
+    evidence.
+    """
     with transaction.atomic():
         changed = Island.objects.filter(pk=island.pk, enabled=not enabled).update(
             enabled=enabled, disabled_reason="" if enabled else reason[:1000]
@@ -269,8 +284,11 @@ def set_enabled(island: Island, enabled: bool, *, reason: str = "", actor: str) 
 # Challenges
 
 
-def open_challenge(job: Job, island: Island, version: Version, nonce: bytes, ranges: Sequence[Sequence[int]]) -> Challenge:
-    """Asks an island for a keyed BLAKE3 over byte ranges ([tensor, offset, length]); it learns of it with its next heartbeat.
+def open_challenge(
+    job: Job, island: Island, version: Version, nonce: bytes, ranges: Sequence[Sequence[int]]
+) -> Challenge:
+    """Asks an island for a keyed BLAKE3 over byte ranges ([tensor, offset, length]); it learns of it with its next
+    heartbeat.
 
     Questions that an earlier attempt of the job left open are closed.
     """
@@ -288,7 +306,8 @@ def answer_challenge(
 ) -> Challenge:
     """open -> answered, or moved when the island holds another version by now. Wakes the job that asked.
 
-    Raises Missing for a question that is not this island's, WrongState when it is closed. The same answer again is harmless.
+    Raises Missing for a question that is not this island's, WrongState when it is closed. The same answer again is
+    harmless.
     """
     try:
         challenge = Challenge.objects.select_related("version").get(pk=uuid.UUID(str(challenge_id)), island=island)

@@ -1,7 +1,7 @@
 """What the rows of an island mean: health and sync status, each with its reason in words. Derived, never stored.
 
-Two axes that are apart: an island can be healthy and behind, or lost and current. Only a verified report counts as being
-at a version; what a heartbeat claims can only take that away.
+Two axes that are apart: an island can be healthy and behind, or lost and current. Only a verified report counts as
+being at a version; what a heartbeat claims can only take that away.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Facts:
     head_digest: str
 
 
-def health(facts: Facts) -> tuple[Health, str]:
+def health(  # noqa: PLR0911  one line per reason
+    facts: Facts,
+) -> tuple[Health, str]:
     """The state and one sentence."""
     if not facts.enabled:
         return Health.DISABLED, facts.disabled_reason or "Switched off by an operator."
@@ -85,5 +87,9 @@ def sync(facts: Facts) -> tuple[Sync, str]:
         return Sync.CURRENT, f"At version {facts.head_version}."
     if facts.verified_version > facts.head_version:
         return Sync.AHEAD, f"At version {facts.verified_version}; the channel went back to {facts.head_version}."
-    why = facts.last_error or facts.reason or {"idle": "It has not started the sync yet."}.get(facts.phase, f"It is {facts.phase}.")
+    why = (
+        facts.last_error
+        or facts.reason
+        or {"idle": "It has not started the sync yet."}.get(facts.phase, f"It is {facts.phase}.")
+    )
     return Sync.BEHIND, f"At version {facts.verified_version} of {facts.head_version}. {why}"

@@ -1,7 +1,8 @@
 """Writes of background work: queueing, leases, progress, outcome.
 
-Every transition is one conditional UPDATE that names the expected state, and the owner where there is one; anything but one
-row raises. Times come from the database's clock. A message to a worker is only a wake-up: it may be lost or come twice.
+Every transition is one conditional UPDATE that names the expected state, and the owner where there is one; anything
+but one row raises. Times come from the database's clock. A message to a worker is only a wake-up: it may be lost or
+come twice.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ State = Job.State
 JobId = uuid.UUID | str
 
 
-class LostLease(Refusal):  # noqa: N818
+class LostLease(Refusal):
     """The job is no longer this owner's: its lease ran out or it has ended. Stop working on it."""
 
     code = "lost_lease"
 
 
-class TooLate(Refusal):  # noqa: N818
+class TooLate(Refusal):
     """The job has already ended."""
 
     code = "job_finished"
@@ -56,9 +57,9 @@ def enqueue(
 ) -> tuple[Job, bool]:
     """Queues work in the current transaction and wakes a worker once it has committed.
 
-    Returns the job and whether it is new: while a job with the same `dedupe_key` is unfinished, the caller joins that one.
-    With `after`, the job can't be claimed before that one has ended. A broker that is down does not matter: the sweeper
-    sends again.
+    Returns the job and whether it is new: while a job with the same `dedupe_key` is unfinished, the caller joins that
+    one. With `after`, the job can't be claimed before that one has ended. A broker that is down does not matter: the
+    sweeper sends again.
     """
     owner_project = project or (run.project if run else None)
     if owner_project is None:
@@ -76,9 +77,7 @@ def enqueue(
                     after=after,
                 )
         except IntegrityError:
-            running = Job.objects.filter(
-                project=owner_project, dedupe_key=dedupe_key, state__in=Job.UNFINISHED
-            ).first()
+            running = Job.objects.filter(project=owner_project, dedupe_key=dedupe_key, state__in=Job.UNFINISHED).first()
             if running is not None:
                 return running, False
             continue  # it ended between the two statements
@@ -101,13 +100,17 @@ def send(jobs: Sequence[Job]) -> None:
         for job in jobs:
             sender(str(job.pk), job.kind)
     except Exception as error:  # noqa: BLE001  whatever a broker's client raises
-        log_.warning("job not sent; the sweeper will send it again", jobs=[str(job.pk) for job in jobs], error=str(error))
+        log_.warning(
+            "job not sent; the sweeper will send it again", jobs=[str(job.pk) for job in jobs], error=str(error)
+        )
         return
     Job.objects.filter(pk__in=[job.pk for job in jobs]).update(sent_at=Now())
 
 
 def claim(job_id: JobId, owner: str, *, lease_seconds: int | None = None) -> Job | None:
-    """Makes a queued job this owner's. None when it is not to be had: taken, ended, unknown, or waiting for another job."""
+    """Makes a queued job this owner's. None when it is not to be had: taken, ended, unknown, or waiting for another
+    job.
+    """
     rows = Job.objects.filter(_not_waiting(), pk=job_id, state=State.QUEUED).update(
         state=State.RUNNING, owner=owner, lease_expires_at=_lease(lease_seconds), started_at=Now(), done=0, total=None
     )
@@ -193,7 +196,9 @@ def _take_back(job: Job) -> None:
     still = Job.objects.filter(pk=job.pk, owner=job.owner, state=job.state, lease_expires_at__lt=Now())
     said = f"Worker {job.owner} did not renew its lease in attempt {job.attempt}"
     if job.state == State.CANCELLING:
-        if still.update(state=State.CANCELLED, finished_at=Now(), lease_expires_at=None, error=f"{said}; cancelled on request."):
+        if still.update(
+            state=State.CANCELLED, finished_at=Now(), lease_expires_at=None, error=f"{said}; cancelled on request."
+        ):
             _ended(job.pk)
     elif job.attempt >= MAX_ATTEMPTS:
         error = f"{said}; given up after {MAX_ATTEMPTS} attempts."
@@ -206,13 +211,13 @@ def _take_back(job: Job) -> None:
         log(job.pk, "warning", f"{said}; queued again.")
 
 
-def _not_waiting() -> Exists:
+def _not_waiting() -> Q:
     """The job that it comes after has ended.
 
     A subquery and not a join: Django turns an UPDATE over a join into `WHERE id IN (SELECT ...)`, whose conditions
     PostgreSQL does not check again when another transaction has just changed the row, so that two workers would win.
     """
-    return ~Exists(Job.objects.filter(pk=OuterRef("after"), state__in=Job.UNFINISHED))
+    return Q(~Exists(Job.objects.filter(pk=OuterRef("after"), state__in=Job.UNFINISHED)))
 
 
 def _lease(seconds: int | None) -> Any:

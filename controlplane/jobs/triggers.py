@@ -15,7 +15,9 @@ from controlplane.registry.models import Project, Version
 
 
 def replay(project: Project, run: str, version: int, *, actor: str) -> tuple[Job, bool]:
-    """Rebuilds a version from the nearest anchor and compares it with the record. Raises Missing, Refusal `not_ready`."""
+    """Rebuilds a version from the nearest anchor and compares it with the record. Raises Missing, Refusal
+    `not_ready`.
+    """
     row = registry.version(registry.run(project, run), version)
     if row.state != Version.State.READY:
         raise Refusal(f"Version {version} is {row.state}; only ready versions can be replayed.", code="not_ready")
@@ -31,4 +33,6 @@ def verify(project: Project, island: uuid.UUID | str, *, actor: str) -> tuple[Jo
     if row.verified_version is None:
         raise Refusal(f"The island {row.name} has not reported any verified version yet.", code="nothing_held")
     with transaction.atomic():
-        return services.enqueue(Job.Kind.VERIFY, row.run, {"island": str(row.pk)}, f"verify:{row.pk}", requested_by=actor)
+        return services.enqueue(
+            Job.Kind.VERIFY, row.run, {"island": str(row.pk)}, f"verify:{row.pk}", requested_by=actor
+        )

@@ -13,7 +13,7 @@ class RegistryConfig(AppConfig):
 
     def ready(self) -> None:
         """Connects the end of a job with the version that it worked on."""
-        from controlplane.jobs.signals import job_ended  # noqa: PLC0415
-        from controlplane.registry.services import fail_unfinished  # noqa: PLC0415
+        from controlplane.jobs.signals import job_ended
+        from controlplane.registry.services import fail_unfinished
 
         job_ended.connect(lambda sender, job, **_: fail_unfinished(job), weak=False, dispatch_uid="registry")

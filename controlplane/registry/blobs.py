@@ -90,7 +90,11 @@ def write(run: uuid.UUID, data: bytes) -> tuple[str, int]:
 def write_file(run: uuid.UUID, source: Path) -> tuple[str, int]:
     """Stores a copy of a file and returns its name and size."""
     digest, length = hashlib.sha256(), 0
-    with _full_disk_is_said(), source.open("rb") as file, _temporary(_folder(run, "blobs") / "new") as (handle, temporary):
+    with (
+        _full_disk_is_said(),
+        source.open("rb") as file,
+        _temporary(_folder(run, "blobs") / "new") as (handle, temporary),
+    ):
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             length += len(chunk)
@@ -139,7 +143,8 @@ def append(run: uuid.UUID, upload: uuid.UUID, offset: int, data: bytes | bytearr
 def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
     """Turns a whole upload into the blob. Bytes with another digest are thrown away: raises Unacceptable.
 
-    The digest is taken of what is on the disk now, however many connections wrote it. Harmless when it was done already.
+    The digest is taken of what is on the disk now, however many connections wrote it. Harmless when it was done
+    already.
     """
     source, target = upload_path(run, upload), path(run, sha256)
     with _full_disk_is_said():
@@ -153,7 +158,7 @@ def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
             if _digest(handle) != sha256:
                 source.unlink()
                 raise Unacceptable(
-                    "The bytes do not have the announced SHA-256; they were thrown away, so send them again from byte 0.",
+                    "The bytes do not have the announced SHA-256; they were thrown away, so send them again from 0.",
                     code="digest_mismatch",
                 )
             _publish(handle, source, target)
@@ -166,7 +171,9 @@ def require_space(length: int) -> None:
     root = Path(settings.MAILBOAT_BLOB_ROOT)
     root.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(root).free < length:
-        raise StorageFull(f"The disk of the blob store has no room for {length} more bytes; free space there and try again.")
+        raise StorageFull(
+            f"The disk of the blob store has no room for {length} more bytes; free space there and try again."
+        )
 
 
 def drop_upload(run: uuid.UUID, upload: uuid.UUID) -> None:

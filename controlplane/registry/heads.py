@@ -26,7 +26,9 @@ NOTIFICATION = "mailboat_head"
 
 
 def move(channel: Channel, version: Version) -> None:
-    """Points the channel at a version with the next serial. The caller is in a transaction and holds the channel's row."""
+    """Points the channel at a version with the next serial. The caller is in a transaction and holds the channel's
+    row.
+    """
     _write(channel, version, channel.serial + 1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", [NOTIFICATION, f"{channel.run_id}/{channel.name}"])
@@ -51,7 +53,9 @@ def renew_heads() -> int:
 
 
 def write_file(channel: Channel) -> None:
-    """Copies the head beside the blobs. A full disk is logged: the database holds the truth and the next move writes again."""
+    """Copies the head beside the blobs. A full disk is logged: the database holds the truth and the next move writes
+    again.
+    """
     channel.refresh_from_db(fields=["head_envelope"])
     try:
         blobs.write_head(channel.run_id, channel.name, encoded(channel.head_envelope))

@@ -1,8 +1,8 @@
 """Rows of what was published.
 
 version: committed -> [building ->] validating -> ready -> retired; any of the first three -> failed. Only
-`registry.services` changes a state, by one conditional UPDATE. What a version says (number, parent, digests) never changes
-once it is written; a version that a worker builds gets these once, when it leaves `building`.
+`registry.services` changes a state, by one conditional UPDATE. What a version says (number, parent, digests) never
+changes once it is written; a version that a worker builds gets these once, when it leaves `building`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class Version(models.Model):
             models.UniqueConstraint(fields=["run", "number"], name="version_number_once"),
             models.CheckConstraint(condition=Q(number__gte=0), name="version_number_from_zero"),
             models.CheckConstraint(
-                condition=~Q(state__in=["ready", "retired"]) | (Q(state_digest__regex=SHA256) & Q(manifest_sha256__regex=SHA256)),
+                condition=~Q(state__in=["ready", "retired"])
+                | (Q(state_digest__regex=SHA256) & Q(manifest_sha256__regex=SHA256)),
                 name="version_ready_is_complete",
             ),
         ]
@@ -264,7 +265,8 @@ class Channel(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["run", "name"], name="channel_once"),
             models.CheckConstraint(
-                condition=Q(version__isnull=True, serial=0) | Q(version__isnull=False, serial__gt=0, head_envelope__isnull=False),
+                condition=Q(version__isnull=True, serial=0)
+                | Q(version__isnull=False, serial__gt=0, head_envelope__isnull=False),
                 name="channel_head_complete",
             ),
         ]

@@ -1,8 +1,8 @@
 """The route to a version: which files, in which order. A pure function over what the run has; it reads no database.
 
-From a version that is held, step patches lead to the target along its ancestors. Where they do not (nothing is held, the
-target lies behind, a patch was collected), the route starts from the nearest ancestor of the target with an anchor. A chain
-with a hole is refused, never jumped over.
+From a version that is held, step patches lead to the target along its ancestors. Where they do not (nothing is held,
+the target lies behind, a patch was collected), the route starts from the nearest ancestor of the target with an
+anchor. A chain with a hole is refused, never jumped over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a plan needs of one version. `parts` is None without a step patch from the parent, `anchor` None without one."""
+    """What a plan needs of one version. `parts` is None without a step patch from the parent, `anchor` None without
+    one.
+    """
 
     number: int
     state_digest: str
@@ -49,13 +51,16 @@ class NoRoute(Exception):  # noqa: N818
 def plan(nodes: Sequence[Node], target: int, held: str) -> Plan:
     """The route from the state `held` (empty: nothing) to version `target`. Raises UnknownBase, NoRoute.
 
-    `nodes` holds the target, its ancestors and whatever may be held; versions that are not ready must not be among them.
+    `nodes` holds the target, its ancestors and whatever may be held; versions that are not ready must not be among
+    them.
     """
     by_number = {node.number: node for node in nodes}
     if target not in by_number:
         raise NoRoute(f"Version {target} is not ready.")
     if held and not any(node.state_digest == held for node in nodes):
-        raise UnknownBase("No version of this run has the digest that you hold; ask without it to start from an anchor.")
+        raise UnknownBase(
+            "No version of this run has the digest that you hold; ask without it to start from an anchor."
+        )
     behind: list[Node] = []  # from the target backwards: the patches that have to be applied, last one first
     hole = ""
     node = by_number[target]
@@ -95,5 +100,7 @@ def _route(start: int | None, target: int, anchor: Node | None, behind: Sequence
     for node in reversed(behind):
         parts = [{"sha256": sha256, "size": length} for sha256, length in node.parts or ()]
         size += sum(length for _, length in node.parts or ())
-        steps.append({"kind": "patch", "from": node.parent, "to": node.number, "manifest": node.manifest, "parts": parts})
+        steps.append(
+            {"kind": "patch", "from": node.parent, "to": node.number, "manifest": node.manifest, "parts": parts}
+        )
     return Plan(start, target, tuple(steps), size)

@@ -106,7 +106,9 @@ def plan(run: Run, from_digest: str, to: int | None) -> planning.Plan:
     """
     target = latest_ready(run) if to is None else Version.objects.filter(run=run, number=to).first()
     if target is None:
-        raise Missing("There is no such version in this run." if to is not None else "The run has no ready version yet.")
+        raise Missing(
+            "There is no such version in this run." if to is not None else "The run has no ready version yet."
+        )
     try:
         return planning.plan(plan_nodes(run, target.number, from_digest), target.number, from_digest)
     except planning.UnknownBase as error:
@@ -118,7 +120,9 @@ def plan(run: Run, from_digest: str, to: int | None) -> planning.Plan:
 def plan_nodes(run: Run, target: int, held: str) -> list[planning.Node]:
     """The rows from the nearest anchor (or the held version, when that is older) up to the target, and what is held."""
     up_to = Version.objects.filter(run=run, state=READY, number__lte=target)
-    anchor = Anchor.objects.filter(version__in=up_to).order_by("-version__number").values_list("version__number", flat=True)
+    anchor = (
+        Anchor.objects.filter(version__in=up_to).order_by("-version__number").values_list("version__number", flat=True)
+    )
     oldest = anchor.first() or 0
     holding = Q(state_digest=held) if held else Q(pk__in=[])
     newest_held = up_to.filter(holding).order_by("-number").values_list("number", flat=True).first()

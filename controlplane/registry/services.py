@@ -1,7 +1,7 @@
 """Writes of the registry: runs, epochs, blobs, versions and their life cycle.
 
-Numbers and parents are compare-and-set under the lock of the run's row; states change by one conditional UPDATE that names
-the expected state. A repeated commit of the same content is harmless; of other content it changes nothing.
+Numbers and parents are compare-and-set under the lock of the run's row; states change by one conditional UPDATE that
+names the expected state. A repeated commit of the same content is harmless; of other content it changes nothing.
 """
 
 from __future__ import annotations
@@ -88,10 +88,14 @@ def begin_epoch(run: Run, from_version: int | None, reason: str, *, actor: str) 
         _lock(run)
         base = None if from_version is None else Version.objects.filter(run=run, number=from_version).first()
         if from_version is not None and (base is None or base.state != State.READY):
-            raise Refusal(f"Version {from_version} is not ready, so no epoch can start from it.", code="parent_not_ready")
+            raise Refusal(
+                f"Version {from_version} is not ready, so no epoch can start from it.", code="parent_not_ready"
+            )
         latest = Epoch.objects.filter(run=run).order_by("-number").values_list("number", flat=True)[0]
         epoch = Epoch.objects.create(run=run, number=latest + 1, from_version=base, reason=reason)
-        audit.record(run.project, actor, "epoch.begin", f"run {run.name}", after={"epoch": epoch.number, "reason": reason})
+        audit.record(
+            run.project, actor, "epoch.begin", f"run {run.name}", after={"epoch": epoch.number, "reason": reason}
+        )
     return epoch
 
 
@@ -100,7 +104,9 @@ def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
     if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.size(run.pk, sha256) == size:
         return None
     upload, _ = Upload.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})
-    if upload.size != size:  # one of the two claims is wrong, and only whole bytes can tell: start again with the newer one
+    if (
+        upload.size != size
+    ):  # one of the two claims is wrong, and only whole bytes can tell: start again with the newer one
         blobs.drop_upload(run.pk, upload.pk)
         Upload.objects.filter(pk=upload.pk).update(size=size)
         upload.size = size
@@ -119,7 +125,9 @@ def finish_upload(upload: Upload) -> Blob:
     """Checks the digest of what arrived and makes it a blob. Raises Unacceptable `digest_mismatch`."""
     blobs.finish(upload.run_id, upload.pk, upload.sha256, upload.size)
     with transaction.atomic():
-        blob, _ = Blob.objects.update_or_create(run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size})
+        blob, _ = Blob.objects.update_or_create(
+            run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size}
+        )
         Upload.objects.filter(pk=upload.pk).delete()
     return blob
 
@@ -176,7 +184,12 @@ def commit_checkpoint(
         _lock(run)
         existing = Version.objects.select_related("parent", "epoch").filter(run=run, number=number).first()
         if existing is not None:
-            told = (existing.checkpoint_path, existing.parent and existing.parent.number, existing.epoch.number, existing.step)
+            told = (
+                existing.checkpoint_path,
+                existing.parent and existing.parent.number,
+                existing.epoch.number,
+                existing.step,
+            )
             if told != (path, parent, epoch, step):
                 raise _conflict(run, number)
             return existing, False
@@ -260,7 +273,9 @@ def begin_validating(
 
 
 def mark_ready(version: Version, *, codecs: str = "") -> None:
-    """validating -> ready; moves `latest` unless it is protected. Raises WrongState while an earlier version is unfinished."""
+    """validating -> ready; moves `latest` unless it is protected. Raises WrongState while an earlier version is
+    unfinished.
+    """
     with transaction.atomic():
         run = _lock(version.run)
         earlier = Version.objects.filter(run=run, number__lt=version.number, state__in=Version.IN_FLIGHT)
@@ -274,7 +289,9 @@ def mark_ready(version: Version, *, codecs: str = "") -> None:
         channel = Channel.objects.select_for_update().get(run=run, name=Channel.LATEST)
         if not channel.protected:
             heads.move(channel, version)
-        audit.record(run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest})
+        audit.record(
+            run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest}
+        )
 
 
 def mark_failed(version: Version, reason: str) -> None:
@@ -285,7 +302,9 @@ def mark_failed(version: Version, reason: str) -> None:
         audit.record(run.project, "system", "version.failed", _named(version), after={"reason": reason[:4000]})
         version.refresh_from_db()
         for child in version.children.filter(state__in=Version.IN_FLIGHT).select_related("run", "job"):
-            mark_failed(child, f"Its parent, version {version.number}, failed; publish again on the last ready version.")
+            mark_failed(
+                child, f"Its parent, version {version.number}, failed; publish again on the last ready version."
+            )
             if child.job is not None and child.job.state == Job.State.QUEUED:
                 jobs.cancel(child.job, "system")
 
@@ -300,7 +319,9 @@ def fail_unfinished(job: Job) -> None:
 def _move(version: Version, expected: tuple[str, ...], **changes: Any) -> None:
     if Version.objects.filter(pk=version.pk, state__in=expected).update(**changes) != 1:
         version.refresh_from_db()
-        raise WrongState(f"Version {version.number} is {version.state}, not {' or '.join(expected)}; nothing was changed.")
+        raise WrongState(
+            f"Version {version.number} is {version.state}, not {' or '.join(expected)}; nothing was changed."
+        )
     version.refresh_from_db(fields=list(changes))
 
 
@@ -311,7 +332,9 @@ def _lock(run: Run) -> Run:
 
 def _same_manifest(existing: Version, sent: Submission) -> Version:
     anchor = Anchor.objects.filter(version=existing).values_list("files", flat=True).first()
-    if existing.manifest_sha256 != sent.manifest_sha256 or (existing.checkpoint_path == "" and anchor != sent.anchor_json):
+    if existing.manifest_sha256 != sent.manifest_sha256 or (
+        existing.checkpoint_path == "" and anchor != sent.anchor_json
+    ):
         raise _conflict(existing.run, existing.number)
     return existing
 
@@ -330,7 +353,8 @@ def _require_place(run: Run, number: int, epoch: int) -> Epoch:
     current = Epoch.objects.select_related("from_version").filter(run=run).order_by("-number")[0]
     if epoch != current.number:
         raise Refusal(
-            f"The run is in epoch {current.number}, not {epoch}; ask for the run again and start from its latest version.",
+            f"The run is in epoch {current.number}, not {epoch}; ask for the run again and start from "
+            "its latest version.",
             code="wrong_epoch",
             epoch=current.number,
         )
@@ -350,7 +374,8 @@ def _require_parent(run: Run, epoch: Epoch, parent: int | None, manifest: Manife
         why = "does not exist" if row is None else "failed"
         last = "there is none yet" if expected is None else f"that is version {expected.number}"
         raise Refusal(
-            f"Version {parent} {why}; publish against the last version that did not fail: {last}.", code="parent_not_ready"
+            f"Version {parent} {why}; publish against the last version that did not fail: {last}.",
+            code="parent_not_ready",
         )
     if row != expected:
         raise _wrong_parent(expected)
@@ -364,7 +389,8 @@ def _require_parent_state(parent: Version, manifest: Manifest) -> None:
         raise Refusal(f"Version {parent.number} is still being built; wait until it is ready.", code="parent_not_ready")
     if manifest.parent is None or manifest.parent.state != parent.state_digest:
         raise Refusal(
-            f"The patch starts from another state than version {parent.number} has; build it against the published version.",
+            f"The patch starts from another state than version {parent.number} has; build it against "
+            "the published version.",
             code="wrong_parent",
             parent=parent.number,
         )
@@ -447,7 +473,9 @@ def _queue(version: Version, kind: str, actor: str) -> None:
     )
     version.job = job
     version.save(update_fields=["job"])
-    audit.record(version.run.project, actor, "version.commit", _named(version), after={"state_digest": version.state_digest})
+    audit.record(
+        version.run.project, actor, "version.commit", _named(version), after={"state_digest": version.state_digest}
+    )
 
 
 def _named(version: Version) -> str:

@@ -1,7 +1,7 @@
 """Reads what a publisher sends in a commit and checks it against itself and against the run's blobs.
 
-Nothing is written here and no row is locked: a large inventory may take a while to parse. What depends on other versions
-(number, parent, epoch) is decided by `registry.services` under the lock of the run.
+Nothing is written here and no row is locked: a large inventory may take a while to parse. What depends on other
+versions (number, parent, epoch) is decided by `registry.services` under the lock of the run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def parse(run: Run, envelope: Any, anchor: Any) -> Submission:
     if manifest.run != str(run.pk):
         raise _invalid(f"The manifest names run {manifest.run}, but this run is {run.pk}.")
     counts = (manifest.epoch << 32, manifest.number, manifest.elements, manifest.full_bytes, manifest.step or 0)
-    if max(counts) > MAX_COUNT or max((part.size for part in (manifest.patch.parts if manifest.patch else ())), default=0) > MAX_COUNT >> 16:
+    if (
+        max(counts) > MAX_COUNT
+        or max((part.size for part in (manifest.patch.parts if manifest.patch else ())), default=0) > MAX_COUNT >> 16
+    ):
         raise _invalid("The manifest holds a number that is larger than anything real.")
     files = None if anchor is None else _anchor(anchor, manifest)
     if files is None and manifest.patch is None:
@@ -78,7 +81,9 @@ def parse(run: Run, envelope: Any, anchor: Any) -> Submission:
 
 
 def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
-    """The blobs that the submission needs, by digest. Raises Unacceptable `missing_parts` naming what is not here whole."""
+    """The blobs that the submission needs, by digest. Raises Unacceptable `missing_parts` naming what is not here
+    whole.
+    """
     manifest = submission.manifest
     wanted = [("inventory", manifest.inventory), ("digests", manifest.digests)]
     if manifest.patch is not None:
@@ -88,9 +93,7 @@ def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
     missing = [
         (name, ref)
         for name, ref in wanted
-        if ref.sha256 not in rows
-        or rows[ref.sha256].size != ref.size
-        or blobs.size(run.pk, ref.sha256) != ref.size
+        if ref.sha256 not in rows or rows[ref.sha256].size != ref.size or blobs.size(run.pk, ref.sha256) != ref.size
     ]
     if missing:
         names = [name for name, _ in missing]
@@ -157,7 +160,9 @@ def _anchor(document: Any, manifest: Manifest) -> tuple[AnchorFile, ...]:
     sides = {(file.path, file.blob.sha256, file.blob.size) for file in files if not _is_weights(file.path)}
     declared = {(file.path, file.sha256, file.size) for file in manifest.side_files}
     if sides != declared:
-        raise _bad_anchor(f"its side files are not the manifest's: {listed(sorted({item[0] for item in sides ^ declared}))}")
+        raise _bad_anchor(
+            f"its side files are not the manifest's: {listed(sorted({item[0] for item in sides ^ declared}))}"
+        )
     return files
 
 

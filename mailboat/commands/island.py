@@ -17,15 +17,28 @@ def command() -> None:
 @click.option("--server", required=True, envvar="MAILBOAT_SERVER", metavar="URL", help="Address of the control plane.")
 @click.option("--project", required=True, envvar="MAILBOAT_PROJECT", help="Project that the island belongs to.")
 @click.option("--token", envvar="MAILBOAT_TOKEN", help="One-time enrolment token; needed at the first start only.")
-@click.option("--store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for base, log, marker.")
-@click.option("--image", type=click.Path(path_type=Path, file_okay=False), help="Folder of the image [default: shared memory].")
-@click.option("--base", type=click.Path(path_type=Path, exists=True), help="Checkpoint on this host to start from; never written.")
-@click.option("--export", type=click.Path(path_type=Path, file_okay=False), help="Folder for readable copies of each version.")
-@click.option("--engine", type=click.Choice(["checkpoint"]), default="checkpoint", show_default=True, help="What serves.")
+@click.option(
+    "--store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for base, log, marker."
+)
+@click.option(
+    "--image", type=click.Path(path_type=Path, file_okay=False), help="Folder of the image [default: shared memory]."
+)
+@click.option(
+    "--base", type=click.Path(path_type=Path, exists=True), help="Checkpoint on this host to start from; never written."
+)
+@click.option(
+    "--export", type=click.Path(path_type=Path, file_okay=False), help="Folder for readable copies of each version."
+)
+@click.option(
+    "--engine", type=click.Choice(["checkpoint"]), default="checkpoint", show_default=True, help="What serves."
+)
 @click.option("--once", is_flag=True, help="Exit after the first catch-up.")
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), help="Emulate a link of so many Mbit/s.")
-@click.option("--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities (PEM) of the server.")
-def run(  # noqa: PLR0913 - one parameter for each option
+@click.option(
+    "--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities (PEM) of the server."
+)
+def run(
+    *,
     server: str,
     project: str,
     token: str | None,
@@ -40,8 +53,8 @@ def run(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Follow the channel that the enrolment token names, until stopped.
 
-    Everything durable lies in --store. The island may be killed at any moment: the next start finishes or repeats what was
-    under way and needs no token.
+    Everything durable lies in --store. The island may be killed at any moment: the next start finishes or repeats what
+    was under way and needs no token.
     """
     from mailboat.island.stop import Stop
     from mailboat.island.sync import IslandOptions, run_island

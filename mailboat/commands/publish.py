@@ -16,8 +16,12 @@ import click
 @click.option("--step", type=click.IntRange(min=0), help="The trainer's own step count.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the version is ready.")
 @click.option("--on-server", is_flag=True, help="Let a worker of the server read PATH, which it must be allowed to.")
-@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the last version's bytes here.")
-@click.option("--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities of the server (PEM).")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the last version's bytes here."
+)
+@click.option(
+    "--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities of the server (PEM)."
+)
 def command(
     path: Path,
     *,
@@ -33,8 +37,8 @@ def command(
 ) -> None:
     """Publish the checkpoint PATH as the next version of a run.
 
-    The patch against the last ready version is made here and uploaded. Without --state-dir that version is fetched first.
-    Prints one line: number, state digest, patch bytes of full bytes.
+    The patch against the last ready version is made here and uploaded. Without --state-dir that version is fetched
+    first. Prints one line: number, state digest, patch bytes of full bytes.
     """
     from mailboat.trainer.publisher import Publisher, publish_on_server
 

@@ -1,4 +1,6 @@
-"""Answering a verify challenge: a keyed digest over fresh random ranges proves that these bytes are held (not that they are used)."""
+"""Answering a verify challenge: a keyed digest over fresh random ranges proves that these bytes are held (not that they
+are used).
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,17 @@ def keyed_answer(source: TensorSource, nonce: bytes, ranges: Sequence[tuple[int,
         data = np.empty(length, np.uint8)
         source.read(index, offset, data)
         hasher.update(struct.pack("<IQI", index, offset, length))
-        hasher.update(data)
+        hasher.update(data.data)
     return hasher.hexdigest()
 
 
 def answer(holding: Holding, command: ChallengeCommand) -> dict[str, Any]:
     """What to send back: the answer, or why there is none. Bound to the version held while the bytes are read."""
-    moving: dict[str, Any] = {"version": None, "digest": None, "error": "The island is moving; it holds no version now."}
+    moving: dict[str, Any] = {
+        "version": None,
+        "digest": None,
+        "error": "The island is moving; it holds no version now.",
+    }
     if not holding.lock.acquire(timeout=LONGEST_WAIT):
         return moving
     try:

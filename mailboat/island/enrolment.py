@@ -19,7 +19,9 @@ from mailboat.island.store import Store
 from mailboat.replies import Enrolment
 
 
-def credential(store: Store, api: Api, token: str | None, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
+def credential(
+    store: Store, api: Api, token: str | None, *, engine: CheckpointEngine, stop: Stop, say: Say
+) -> Enrolment:
     """The island's enrolment: from the store, else by ``token``; waits for a server that can't be reached.
 
     Raises StoreError without token and credential, Unauthorised for a token that is unknown, expired or used.
@@ -31,13 +33,15 @@ def credential(store: Store, api: Api, token: str | None, engine: CheckpointEngi
         except TypeError:
             say("The stored credential is damaged; the island enrols again.")
     if not token:
-        raise StoreError(f"The store {store.root} holds no credential for {api.server}; start the island with --token once.")
-    enrolment = _enrol(api, token, engine, stop, say)
+        raise StoreError(
+            f"The store {store.root} holds no credential for {api.server}; start the island with --token once."
+        )
+    enrolment = _enrol(api, token, engine=engine, stop=stop, say=say)
     store.set_note("credential", {"server": api.server, "project": api.project, **asdict(enrolment)})
     return enrolment
 
 
-def _enrol(api: Api, token: str, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
+def _enrol(api: Api, token: str, *, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
     about = {
         "engine": engine.name,
         "agent_version": __version__,
@@ -53,7 +57,7 @@ def _enrol(api: Api, token: str, engine: CheckpointEngine, stop: Stop, say: Say)
         except Unreachable as error:
             problem: Exception = error
         except ApiError as error:
-            if error.status < 500:  # noqa: PLR2004 - HTTP's own border between refusals and failures
+            if error.status < 500:
                 raise
             problem = error
         attempt += 1

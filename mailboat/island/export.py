@@ -31,7 +31,9 @@ class Export:
         self.folder = folder.absolute()
 
     def write(self, held: Marker, image: Image) -> Path:
-        """Makes the version held readable; does nothing when it is there already. Raises DiskFull, with the space given back."""
+        """Makes the version held readable; does nothing when it is there already. Raises DiskFull, with the space given
+        back.
+        """
         note = {"run": held.run, "epoch": held.epoch, "version": held.version, "state": held.state}
         place = self.folder / f"v{held.version:06d}"
         if self._note(place) != note:
@@ -57,12 +59,12 @@ class Export:
 
     def _point_at(self, place: Path) -> None:
         link = self.folder / "current"
-        if link.is_symlink() and os.readlink(link) == place.name:
+        if link.is_symlink() and link.readlink().name == place.name:
             return
         temporary = self.folder / f".partial-current-{os.getpid()}"
         remove(temporary)
         temporary.symlink_to(place.name)
-        os.replace(temporary, link)
+        temporary.replace(link)
         sync_folder(self.folder)
 
     def _prune(self, newest: Path) -> None:

@@ -1,7 +1,8 @@
 """Heads: which version the channel names, and why an island may refuse to believe it.
 
-A head of another run, an expired one, or one that lies before what was seen already is refused; the island goes on serving
-what it holds. It must never forget the highest (generation, serial), or a replayed head would be taken for news.
+A head of another run, an expired one, or one that lies before what was seen already is refused; the island goes on
+serving what it holds. It must never forget the highest (generation, serial), or a replayed head would be taken for
+news.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mailboat.manifest import HEAD_TYPE, Envelope, Head
 CLOCK_TOLERANCE = 300  # seconds by which an island's clock may be wrong
 
 
-class HeadRefused(ManifestError):
+class HeadRefused(ManifestError):  # noqa: N818 - as the library's other errors, named for what happened
     """A head that must not be followed; the version held goes on being served."""
 
     code = "head_refused"
@@ -43,7 +44,9 @@ class Heads:
         now = self._clock()
         if now > head.expires + CLOCK_TOLERANCE:
             late = int(now - head.expires)
-            raise HeadRefused(f"The head expired {late} s ago by this island's clock; check the clock and the control plane.")
+            raise HeadRefused(
+                f"The head expired {late} s ago by this island's clock; check the clock and the control plane."
+            )
         if head.issued > now + CLOCK_TOLERANCE:
             early = int(head.issued - now)
             raise HeadRefused(f"The head was issued {early} s in the future by this island's clock; check the clock.")

@@ -29,8 +29,8 @@ class Status:
 class Heartbeat:
     """Beats every ``seconds`` (the server may change it) and at once after `wake`."""
 
-    def __init__(  # noqa: PLR0913
-        self, api: Api, island: str, holding: Holding, status: Status, seconds: float, stop: Stop, say: Say
+    def __init__(
+        self, api: Api, island: str, holding: Holding, status: Status, *, seconds: float, stop: Stop, say: Say
     ) -> None:
         self.enabled = True
         self.refused = ""
@@ -89,6 +89,8 @@ class Heartbeat:
         self._seconds = max(0.05, reply.heartbeat_seconds)
         if reply.enabled != self.enabled:
             self.enabled = reply.enabled
-            self._say("following the channel again" if reply.enabled else "disabled by the control plane: holding still")
+            self._say(
+                "following the channel again" if reply.enabled else "disabled by the control plane: holding still"
+            )
         for command in reply.challenges:
             self._api.answer_challenge(self._island, command.challenge, answer(self._holding, command))

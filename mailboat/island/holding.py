@@ -1,8 +1,8 @@
 """What the island holds: base, log, marker, image and engine, moved together from one published version to the next.
 
-The order of a move: parts durable in the log, decoded and proven against the image, intent durable, bytes written, everything
-scanned, marker. A kill between any two of them is finished or taken back by `recover`. It must never write anything before the
-overlay was proven, and never claim a version that was not scanned.
+The order of a move: parts durable in the log, decoded and proven against the image, intent durable, bytes written,
+everything scanned, marker. A kill between any two of them is finished or taken back by `recover`. It must never write
+anything before the overlay was proven, and never claim a version that was not scanned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Prepared:
 class Holding:
     """The island's weights. One thread moves them; others may read under `lock`, when `image` is not None."""
 
-    def __init__(self, store: Store, engine: CheckpointEngine, documents: Documents, image: Path | None, say: Say) -> None:
+    def __init__(
+        self, store: Store, engine: CheckpointEngine, documents: Documents, image: Path | None, say: Say
+    ) -> None:
         self.lock = threading.RLock()
         self.marker: Marker | None = None
         self.image: Image | None = None
@@ -65,10 +67,11 @@ class Holding:
     # -- after a start, and after damage
 
     def recover(self) -> None:
-        """Brings marker and image together again: from the image when it is whole, else from base and log, else nothing is held.
+        """Brings marker and image together again: from the image when it is whole, else from base and log, else nothing
+        is held.
 
-        Needs no network when the store is whole. Raises DiskFull, Unreachable or ApiError when waiting may help: then nothing
-        is given up.
+        Needs no network when the store is whole. Raises DiskFull, Unreachable or ApiError when waiting may help: then
+        nothing is given up.
         """
         with self.lock:
             self._drop_image()
@@ -181,7 +184,7 @@ class Holding:
         return Prepared(marker, overlay, target)
 
     def commit(self, prepared: Prepared) -> None:
-        """Writes a prepared patch. If it fails the image is uncertain and dropped: `recover` finishes or takes it back."""
+        """Writes a prepared patch. If it fails the image is dropped: `recover` finishes the commit or takes it back."""
         if self.image is None:
             raise StoreError("Nothing is held that a patch could be applied to.")
         with self.lock:
@@ -210,7 +213,9 @@ class Holding:
             self.marker = prepared.marker
 
     def relabel(self, manifest: Manifest, serial: int) -> None:
-        """Moves to a version with the very same state: nothing travels, but the bytes are scanned before the label moves."""
+        """Moves to a version with the very same state: nothing travels, but the bytes are scanned before the label
+        moves.
+        """
         held, image = self.held, self.image
         if held is None or image is None or held.state != manifest.state:
             raise StoreError("Another state is held than the one to be labelled.")
@@ -258,7 +263,9 @@ class Holding:
             remove(self._store.image_folder(self._chosen, 0))
 
     def doubt(self) -> None:
-        """Compares what is held by strong digests; bytes that differ, in spite of right sums, are given up for a new seed."""
+        """Compares what is held by strong digests; bytes that differ, in spite of right sums, are given up for a new
+        seed.
+        """
         held, image = self.held, self.image
         if held is not None and image is not None and image.measure().digest != held.state:
             self._say(f"Version {held.version} has right sums but other bytes; the island seeds itself again.")

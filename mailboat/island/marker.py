@@ -20,7 +20,9 @@ FORMAT = "mailboat-marker-1"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One patch of the log: ``name`` is its folder, ``version`` and ``state`` what it leads to, ``parts`` its files' digests."""
+    """One patch of the log: ``name`` is its folder, ``version`` and ``state`` what it leads to, ``parts`` its files'
+    digests.
+    """
 
     name: str
     version: int
@@ -58,7 +60,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The full checkpoint that the log starts from: a folder of the store (relative path), or a reference (absolute)."""
+    """The checkpoint that the log starts from: a folder of the store (relative path), or a reference (absolute)."""
 
     path: str
     version: int
@@ -67,7 +69,9 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Run, epoch, version and state that base + log make, the version's documents, and the head's ``serial`` that led here."""
+    """Run, epoch, version and state that base + log make, the version's documents, and the head's ``serial`` that led
+    here.
+    """
 
     run: str
     epoch: int

@@ -1,4 +1,6 @@
-"""Sync reports on their way: a success is kept durably until the control plane has it, so that a kill or an outage can't lose it."""
+"""Sync reports on their way: a success is kept durably until the control plane has it, so that a kill or an outage
+can't lose it.
+"""
 
 from __future__ import annotations
 

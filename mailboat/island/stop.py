@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Stopped(BaseException):  # noqa: N818 - a request, not an error; BaseException so that no `except Exception` keeps it
+class Stopped(BaseException):
     """The island was told to stop."""
 
 
@@ -47,7 +47,7 @@ class Stop:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that a signal may leave at any point: waiting, downloading, decoding; never writing what others read."""
+        """A block that a signal may leave at any point: waiting, downloading, decoding, never a commit."""
         self._interruptible = True
         try:
             self.check()

@@ -21,8 +21,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mailboat.durable import disk_full_as_error, lock_file, remove, rename_durably, sync_folder, unlock_file, write_durably
-from mailboat.errors import StoreError
+from mailboat.durable import (
+    disk_full_as_error,
+    lock_file,
+    remove,
+    rename_durably,
+    sync_folder,
+    unlock_file,
+    write_durably,
+)
 from mailboat.island.marker import Base, LogEntry, Marker
 from mailboat.manifest import BlobRef
 from mailboat.transfer import file_blob
@@ -90,7 +97,9 @@ class Store:
         (self.root / "intent.json").unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Removes the marker: the island then seeds itself again. Base and log go when the next marker is collected for."""
+        """Removes the marker: the island then seeds itself again. Base and log go when the next marker is collected
+        for.
+        """
         self.drop_intent()
         (self.root / "marker.json").unlink(missing_ok=True)
         sync_folder(self.root)

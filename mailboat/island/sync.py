@@ -1,8 +1,8 @@
 """The loop of an island: enrol, recover, follow the channel, move from version to version, report.
 
-A failure leaves the island on its version and is retried in the same process: first with the downloads fetched again, then with
-the image rebuilt from the store, then from the anchor. It must never count a version as held before everything was scanned, and
-never give up while it may go on.
+A failure leaves the island on its version and is retried in the same process: first with the downloads fetched again,
+then with the image rebuilt from the store, then from the anchor. It must never count a version as held before
+everything was scanned, and never give up while it may go on.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class NewerHead(Exception):  # noqa: N818 - a change of mind, not an error
 def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     """Runs an island until it is told to stop, or after a catch-up with ``once``.
 
-    Raises MailboatError for what no retry can mend: a token that is used up, a store in use, a certificate that is not trusted.
+    Raises MailboatError for what no retry can mend: a token that is used up, a store in use, a certificate that is not
+    trusted.
     """
     store = Store(options.store)
     api = Api(options.server, options.project, ca_file=options.ca_file, sleep=stop.sleep)
     try:
         engine = CheckpointEngine()
-        enrolled = credential(store, api, options.token, engine, stop, say)
+        enrolled = credential(store, api, options.token, engine=engine, stop=stop, say=say)
         api.token = enrolled.credential
-        island = Island(options, store, api, engine, enrolled, stop, say)
+        island = Island(options, store, api, engine=engine, enrolled=enrolled, stop=stop, say=say)
         try:
             island.run()
         finally:
@@ -80,11 +81,12 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
 class Island:
     """An enrolled island from its start to its stop."""
 
-    def __init__(  # noqa: PLR0913 - what it is made of
+    def __init__(
         self,
         options: IslandOptions,
         store: Store,
         api: Api,
+        *,
         engine: CheckpointEngine,
         enrolled: Enrolment,
         stop: Stop,
@@ -105,7 +107,7 @@ class Island:
         self._outbox = Outbox(store, api, enrolled.island)
         self._export = Export(options.export) if options.export else None
         self._heartbeat = Heartbeat(
-            api, enrolled.island, self._holding, self._status, enrolled.heartbeat_seconds, stop, say
+            api, enrolled.island, self._holding, self._status, seconds=enrolled.heartbeat_seconds, stop=stop, say=say
         )
         self._head: tuple[Envelope, str] | None = None
         self._trip: Trip | None = None
@@ -116,7 +118,9 @@ class Island:
     def run(self) -> None:
         """Recovers, then follows the channel. Raises Stopped when told to stop."""
         options, enrolled = self._options, self._enrolled
-        self._say(f"island {enrolled.name} follows {enrolled.run}/{enrolled.channel} of {options.project} at {options.server}")
+        self._say(
+            f"island {enrolled.name} follows {enrolled.run}/{enrolled.channel} of {options.project} at {options.server}"
+        )
         self._heartbeat.start()
         try:
             with self._stop.interruptible():
@@ -245,7 +249,9 @@ class Island:
             self._say(f"export of version {held.version}: {error}")
 
     def _fail(self, error: Exception) -> None:
-        """Notes a failure, says and reports it once, and waits. With ``once`` it is raised when the remedies are used up."""
+        """Notes a failure, says and reports it once, and waits. With ``once`` it is raised when the remedies are used
+        up.
+        """
         sentence = str(error)
         passing = isinstance(error, (Unreachable, DiskFull, HeadRefused, ApiError))
         # A passing trouble is waited out and keeps what was downloaded; anything else calls for the next remedy.
@@ -254,7 +260,7 @@ class Island:
         self._status.phase, self._status.reason = ERROR, sentence
         self._heartbeat.wake()
         trip = self._trip
-        news = (trip and trip.head.version, sentence)
+        news = (None if trip is None else trip.head.version, sentence)
         if self._told != news:
             self._told = news
             self._say(f"failed: {sentence}")
@@ -268,10 +274,10 @@ class Island:
 
 def human_bytes(count: float) -> str:
     """A number of bytes for people."""
-    if count < 1024:  # noqa: PLR2004
+    if count < 1024:
         return f"{int(count)} B"
     for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-        if count < 1024:  # noqa: PLR2004
+        if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"

@@ -1,7 +1,7 @@
 """One trip: from the version held to the one that a head names, by the route that the control plane plans.
 
-Everything is fetched before anything moves, and everything is proven before it is written. It must never go back to an older
-version than the one held unless the head asks for that or nothing sound is held.
+Everything is fetched before anything moves, and everything is proven before it is written. It must never go back to an
+older version than the one held unless the head asks for that or nothing sound is held.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class PatchLeg:
 
 
 class Trip:
-    """A move to ``head``. ``afresh`` asks for the anchor's route. ``look_again`` is called once before the first commit."""
+    """A move to ``head``. ``afresh`` asks for the anchor's route. ``look_again`` is called once before the first
+    commit.
+    """
 
     def __init__(self, means: Means, head: Head, *, afresh: bool, look_again: Callable[[], None] | None) -> None:
         held = means.holding.held
@@ -96,7 +98,9 @@ class Trip:
         }
 
     def go(self) -> None:
-        """Makes the trip; afterwards the head's version is held. Raises what went wrong: then a sound older one still is."""
+        """Makes the trip; afterwards the head's version is held. Raises what went wrong: then a sound older one still
+        is.
+        """
         means, head = self._means, self.head
         with self._clock.phase("fetch", FETCHING):
             manifest = means.documents.manifest(head.manifest, number=head.version)
@@ -150,7 +154,9 @@ class Trip:
             if isinstance(step, AnchorStep):
                 legs.append(self._fetch_anchor(step, manifest))
             elif at is None:
-                raise ManifestError(f"The plan to version {plan.to} starts with a patch, but nothing is held; it is refused.")
+                raise ManifestError(
+                    f"The plan to version {plan.to} starts with a patch, but nothing is held; it is refused."
+                )
             else:
                 legs.append(self._fetch_patch(step, manifest, at))
             at = manifest.state
@@ -185,7 +191,9 @@ class Trip:
         return PatchLeg(step, manifest, entry)
 
     def _local_base(self) -> tuple[Checkpoint, State] | None:
-        """The checkpoint given with --base and its measured state, when nothing is held; an unusable one is said and left alone."""
+        """The checkpoint given with --base and its measured state, when nothing is held; an unusable one is said and
+        left alone.
+        """
         means = self._means
         if means.local is None or means.holding.held is not None or self._afresh:
             return None
@@ -260,7 +268,9 @@ class _Phases:
 
     status: Status
     stop: Stop
-    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("fetch", "prepare", "commit", "verify"), 0.0))
+    spent: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("fetch", "prepare", "commit", "verify"), 0.0)
+    )
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -1,6 +1,7 @@
 """The patch file: what turns one state of the served weights into another, bit for bit.
 
-Only this package knows the format. It never does floating-point arithmetic and never runs anything that a patch contains.
+Only this package knows the format. It never does floating-point arithmetic and never runs anything that a patch
+contains.
 """
 
 from __future__ import annotations

@@ -18,9 +18,12 @@ from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure, state_digest
+from mailboat.durable import disk_full_as_error
 from mailboat.errors import DigestMismatch, WrongBase
 from mailboat.patch import blocks
-from mailboat.patch.format import Geometry
+from mailboat.patch.decode import Decoder
+from mailboat.patch.format import CONTEXTUAL, SAME, Geometry
+from mailboat.patch.new_bytes import NewBytes
 from mailboat.patch.parts import Parts
 from mailboat.patch.scratch import Scratch, thread_count
 
@@ -39,7 +42,14 @@ def apply_patch(base: Checkpoint, parts: Sequence[Path], out: Path, *, threads: 
                 f"The patch starts from the state {patch.from_digest[:16]}, but the base is {held[:16]}; "
                 "apply it to the version that it was built from."
             )
-        source = _Patched(base, patch, thread_count(threads))
+        count = thread_count(threads)
+        contextual = NewBytes(len(base.inventory.tensors), Path(out).absolute().parent)
+        stack.callback(contextual.close)
+        stack.enter_context(disk_full_as_error(Path(out).parent))
+        for block in Decoder(patch, base, count).contextual(stack):
+            contextual.add(block)
+        contextual.finish()
+        source = _Patched(base, patch, contextual, count)
         write_checkpoint(source, Path(out), layout=base.layout)
         return patch.to_digest
 
@@ -47,12 +57,12 @@ def apply_patch(base: Checkpoint, parts: Sequence[Path], out: Path, *, threads: 
 class _Patched:
     """The result as a source; each tensor is digested as it is read from start to end.
 
-    `write_checkpoint` calls `check_unchanged` after it has read everything and before the result gets its name: that is where
-    the digests are compared.
+    `write_checkpoint` calls `check_unchanged` after it has read everything and before the result gets its name: that is
+    where the digests are compared.
     """
 
-    def __init__(self, base: Checkpoint, patch: Parts, threads: int) -> None:
-        self._base, self._patch, self._threads = base, patch, threads
+    def __init__(self, base: Checkpoint, patch: Parts, contextual: NewBytes, threads: int) -> None:
+        self._base, self._patch, self._contextual, self._threads = base, patch, contextual, threads
         self._side_files = patch.side_files(base.side_files)
         self._carried = {file.path for file in patch.carried_side_files}
         tensors = base.inventory.tensors
@@ -90,10 +100,13 @@ class _Patched:
             start = first * geometry.width
             skip = offset + done - start
             piece = out[done : done + elements * geometry.width - skip]
-            if self._patch.is_changed(index, number):
-                piece[:] = self._decoded(index, number, start)[skip : skip + piece.size]
-            else:
+            encoding = self._patch.encoding(index, number)
+            if encoding in {SAME, CONTEXTUAL}:
                 self._base.read(index, start + skip, piece)
+            else:
+                piece[:] = self._decoded(index, number, start)[skip : skip + piece.size]
+            if encoding == CONTEXTUAL:
+                self._contextual.lay_over(index, start + skip, piece)
             done += piece.size
         self._hash(index, offset, out)
 
@@ -112,7 +125,7 @@ class _Patched:
             code = self._patch.code(index, number)
             old, old_bytes = self._scratch.words("old", code.elements * code.width)
             self._base.read(index, start, old_bytes)
-            self._block = blocks.decode(self._scratch, old, code)[1].view(np.uint8)
+            self._block = blocks.decode(self._scratch, old, code).view(np.uint8)
             self._held = (index, number)
         return self._block
 

@@ -69,7 +69,7 @@ def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:
 
 
 def encode(
-    scratch: Scratch, old: Words, new: Words, positions: Positions, elements: int, width: int, order: int
+    scratch: Scratch, old: Words, new: Words, positions: Positions, *, elements: int, width: int, order: int
 ) -> Encoded:
     """Encode a block of `elements` that differs at `positions`; the smallest encoding wins."""
     changed = positions.size
@@ -107,7 +107,7 @@ def seeds_of(tensor: Tensor) -> Seeds:
 
 
 def sum_change(
-    old: Bytes, new: Bytes, positions: Positions, width: int, piece: tuple[int, int, int], seed: Seeds
+    old: Bytes, new: Bytes, positions: Positions, *, width: int, piece: tuple[int, int, int], seed: Seeds
 ) -> Sums:
     """What the changes at `positions` do to a tensor's two sums; `piece` as from `Geometry.piece`."""
     change = np.zeros(2, np.uint64)
@@ -133,19 +133,21 @@ def _estimate_planes(planes: Bytes, width: int) -> int:
     return sum(estimate(plane, "dense") for plane in np.split(planes, width))
 
 
-def decode(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
-    """Positions of the changes, and the new block; `old` stays as it is. Raises PatchError."""
-    nbytes = code.elements * code.width
-    new, new_bytes = scratch.words("new", nbytes)
-    if code.encoding == POSITIONAL:
-        positions = _decode_positions(scratch, code)
-        elements = scratch.bytes("elements", code.changed * code.width)
-        status = kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements)
-        if status:
-            raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
-        new[:] = old
-        kernels().scatter(positions, elements, code.width, 0, new_bytes)
-        return positions, new
+def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
+    """Positions and new elements (packed into words) of a positional block. Raises PatchError."""
+    positions = scratch.positions(code.changed)
+    r = rice_parameter(code.elements, code.changed)
+    if kernels().rice_decode(code.positions, r, code.elements, positions):
+        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
+    words, elements = scratch.words("elements", code.changed * code.width)
+    if kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
+        raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
+    return positions, words
+
+
+def decode_planes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
+    """Positions of the changes of a dense or xor block, and the new block. Raises PatchError."""
+    new, new_bytes = scratch.words("new", code.elements * code.width)
     kernels().join_planes(code.dense, code.width, new_bytes)
     if code.encoding == XOR:
         np.bitwise_xor(old, new, out=new)
@@ -157,17 +159,12 @@ def decode(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Wo
     return positions, new
 
 
-def _decode_positions(scratch: Scratch, code: BlockCode) -> Positions:
-    positions = scratch.positions(code.changed)
-    r = rice_parameter(code.elements, code.changed)
-    status = kernels().rice_decode(code.positions, r, code.elements, positions)
-    if status:
-        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
-    return positions
-
-
-def gather(scratch: Scratch, block: Words, positions: Positions, width: int) -> Bytes:
-    """The elements of a block at `positions`."""
-    elements = scratch.bytes("elements", positions.size * width)
-    kernels().gather(block.view(np.uint8), positions, width, elements)
-    return elements
+def decode(scratch: Scratch, old: Words, code: BlockCode) -> Words:
+    """The new block of any encoding but contextual; `old` stays as it is. Raises PatchError."""
+    if code.encoding != POSITIONAL:
+        return decode_planes(scratch, old, code)[1]
+    positions, elements = decode_changes(scratch, old, code)
+    new, new_bytes = scratch.words("new", code.elements * code.width)
+    new[:] = old
+    kernels().scatter(positions, elements.view(np.uint8), code.width, 0, new_bytes)
+    return new

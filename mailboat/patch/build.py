@@ -66,8 +66,8 @@ def build_patch(
     """Write the patch (or one part of it) that turns `base` into `target`; its bytes do not depend on `threads`.
 
     `encode_for`: "size" takes the smallest encodings, "speed" only those that are applied without scanning the base.
-    With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the bytes of
-    target read since its last call. Both states are measured whole even where only one part is written.
+    With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the
+    bytes of target read since its last call. Both states are measured whole even where only one part is written.
     Raises InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull.
     """
     base.inventory.require_same(target.inventory)
@@ -77,7 +77,14 @@ def build_patch(
     with ExitStack() as stack:
         stack.enter_context(disk_full_as_error(out.parent))
         builder = _Builder(
-            base, target, base_state, thread_count(threads), part or _whole(base), encode_for, out.parent, stack
+            base,
+            target,
+            part or _whole(base),
+            base_state=base_state,
+            encode_for=encode_for,
+            threads=thread_count(threads),
+            folder=out.parent,
+            stack=stack,
         )
         builder.scan(progress or (lambda _: None))
         for source in (base, target):
@@ -97,10 +104,11 @@ class _Builder:
         self,
         base: TensorSource,
         target: TensorSource,
-        base_state: State | None,
-        threads: int,
         part: PartSpec,
+        *,
+        base_state: State | None,
         encode_for: EncodeFor,
+        threads: int,
         folder: Path,
         stack: ExitStack,
     ) -> None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from mailboat.compiled import FIRST_LEVEL, HAZARDS, hazard_of
 
 Counts = npt.NDArray[np.int64]
-# A level is worth sending only where it saves more bits than it takes: of `changed` changes coded with a hazard that is off
-# by a factor 2^(d/8), each costs about 0.0054 d^2 bits too much, and a level takes about three bits.
+# A level is worth sending only where it saves more bits than it takes: changes coded with a hazard that is off by a
+# factor 2^(d/8) cost about 0.0054 d^2 bits too much each, and a level takes about three bits.
 _WORTH = 512
 _FRACTION_BITS = 54
 
@@ -36,9 +36,10 @@ class Classes:
 
 _NONE = Classes(0, 0)
 _BYTE = Classes(0, 255)
+_CODE = Classes(0, 127)
 _CLASSES = {
     "BF16": Classes(7, 255), "F16": Classes(10, 31), "F32": Classes(23, 255), "F64": Classes(52, 255),
-    "F8_E4M3": Classes(0, 127), "F8_E5M2": Classes(0, 127), "F8_E4M3FNUZ": Classes(0, 127), "F8_E5M2FNUZ": Classes(0, 127),
+    "F8_E4M3": _CODE, "F8_E5M2": _CODE, "F8_E4M3FNUZ": _CODE, "F8_E5M2FNUZ": _CODE,
     "F8_E8M0": _NONE, "BOOL": _NONE, "I8": _NONE, "I16": _NONE, "U16": _NONE, "I32": _NONE, "U32": _NONE,
     "I64": _NONE, "U64": _NONE, "C64": _NONE,
 }  # fmt: skip
@@ -70,11 +71,11 @@ def profile_of(counts: Counts) -> Profile:
     held = FIRST_LEVEL
     for place in range(first, last + 1):
         seen, level = int(changed[place]), wanted[place]
-        if seen:
-            keep = seen * (level - held) ** 2 < _WORTH
-        else:
-            # Nothing changed: what the held level costs is its hazard over the elements.
-            keep = int(elements[place]) * (hazard_of(held) >> 32) < 3 << 22
+        loss = seen * (level - held) ** 2
+        if not seen:
+            # Nothing changed: what the held level costs is its hazard over the elements, in units of 0.0054 bit.
+            loss = int(elements[place]) * (hazard_of(held) >> 32) * 185 >> 22
+        keep = loss < _WORTH
         held = held if keep else level
         levels[place] = held
     return Profile(levels, first, last)

@@ -1,7 +1,7 @@
 """A patch part as a file: a safetensors file written in one way only, and read strictly.
 
-Reading checks every count, size and digest field before anything is decoded, in memory bounded by the file itself. It never
-follows a path that a patch names.
+Reading checks every count, size and digest field before anything is decoded, in memory bounded by the file itself. It
+never follows a path that a patch names.
 """
 
 from __future__ import annotations
@@ -261,7 +261,8 @@ class PatchFile:
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
-    # Depth, duplicates and odd numbers need no rule here: they raise, or do not survive the comparison with the canonical form.
+    # Depth, duplicates and odd numbers need no rule here: they raise, or do not survive the comparison with the
+    # canonical form.
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):

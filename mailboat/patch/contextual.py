@@ -1,6 +1,6 @@
 """The contextual encoding of a coding group: changes of consecutive blocks, given the classes of the old elements.
 
-Both sides walk the old bytes in the same way, so nothing that follows from them is sent (docs/format/contextual.md). No files.
+Both sides walk the old bytes in the same way, so nothing that follows from them is sent (docs/format/contextual.md).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class _Model:
 
     def __init__(self, dtype: str) -> None:
         compiled = kernels()
+        self.dtype = dtype
         self.classes: Classes = classes_of(dtype)
         self.order = order_of(dtype)
         self.hazards = np.zeros(_CLASSES, np.uint32)
@@ -71,13 +72,13 @@ class _Walk:
         model = self._models.get(block.dtype)
         if model is None:
             model = self._models[block.dtype] = _Model(block.dtype)
-            self._introduce(model, block.dtype)
+            self._introduce(model)
         count = -(-block.elements // compiled.CHUNK)
         chunks = self._scratch.bytes("chunks", count * 4).view(np.uint32)
         compiled.chunk_hazards(block.words, block.elements, block.width, *model.place, model.hazards, chunks)
         return model, chunks
 
-    def _introduce(self, model: _Model, dtype: str) -> None:
+    def _introduce(self, model: _Model) -> None:
         raise NotImplementedError
 
 
@@ -104,11 +105,12 @@ class GroupEncoder(_Walk):
         count = kernels().finish_group(self._coder, self._out)
         return self._out[:count]
 
-    def _introduce(self, model: _Model, dtype: str) -> None:
-        profile = self._profiles[dtype]
+    def _introduce(self, model: _Model) -> None:
+        profile = self._profiles[model.dtype]
         model.hazards[:] = kernels().HAZARD_TABLE[profile.levels]
         kernels().encode_profile(
-            profile.levels, profile.first, profile.last, model.classes.count, model.profile_contexts, self._coder, self._out
+            profile.levels, profile.first, profile.last, model.classes.count, model.profile_contexts, self._coder,
+            self._out,
         )  # fmt: skip
 
 
@@ -140,7 +142,7 @@ class GroupDecoder(_Walk):
         if used != self._data.size + 1 or int(self._coder[compiled.CODER_LOW]) >> 32:
             _damaged()
 
-    def _introduce(self, model: _Model, dtype: str) -> None:
+    def _introduce(self, model: _Model) -> None:
         status = kernels().decode_profile(
             model.hazards, model.classes.count, model.profile_contexts, self._coder, self._data
         )

@@ -110,7 +110,7 @@ class Encoder:
         self._seeds = [blocks.seeds_of(tensor) for tensor in self._tensors]
         self._directory: dict[int, list[tuple[int, int, int, int]]] = {index: [] for index in sorted(carried)}
         self.spools: dict[str, BinaryIO] = {
-            name: stack.enter_context(tempfile.TemporaryFile(dir=folder))
+            name: stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
             for name in ("positions", *STREAMS, "contextual")
         }
         self._pool = stack.enter_context(workers(threads))
@@ -155,22 +155,22 @@ class Encoder:
     def _compare(self, scratch: Scratch, job: Job) -> Scanned:
         geometry = self.geometries[job.index]
         width = geometry.width
-        span = job.index, job.first * width, job.elements * width
-        old, old_bytes = source_words(scratch, "old", self._base, *span)
-        new, new_bytes = source_words(scratch, "new", self._target, *span)
+        span = job.first * width, (job.first + job.elements) * width
+        old, old_bytes = source_words(scratch, "old", self._base, job.index, span)
+        new, new_bytes = source_words(scratch, "new", self._target, job.index, span)
         positions = blocks.changes(scratch, old, new, width)
         base_sums = np.zeros(2, np.uint64)
         piece, seed = geometry.piece(job.first, job.elements), self._seeds[job.index]
         if self._with_base_sums:
             kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
-        delta = blocks.sum_change(old_bytes, new_bytes, positions, width, piece, seed)
+        delta = blocks.sum_change(old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
         elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE:
             encoded = self._changes(job, old, new, positions)
         else:
             order = order_of(self._tensors[job.index].dtype)
-            encoded = blocks.encode(scratch, old, new, positions, job.elements, width, order)
+            encoded = blocks.encode(scratch, old, new, positions, elements=job.elements, width=width, order=order)
         return Scanned(job, old_bytes, new_bytes, positions.size, base_sums, delta, encoded)
 
     def _changes(self, job: Job, old: Words, new: Words, positions: Positions) -> Changes:

@@ -107,7 +107,10 @@ class Geometry:
         return element // (BLOCK_ELEMENTS // self.row_elements * self.row_elements)
 
     def piece(self, first: int, elements: int) -> tuple[int, int, int]:
-        """(bytes of a row, or of the cut of one row, in a block; its first row; first word in that row), as sums take it."""
+        """(bytes of a row, or of the cut of one row, in a block.
+
+        Its first row; first word in that row), as sums take it.
+        """
         row, column = divmod(first, self.row_elements)
         return min(self.row_elements, elements) * self.width, row, column * self.width // 8
 

@@ -29,8 +29,8 @@ _WORD_BYTES = 4
 class Changes:
     """A block's changes while they wait for their group.
 
-    `elements`: the new ones, packed into words; `counts`: elements and changed elements by class; `least`: bytes that positions
-    alone would take.
+    `elements`: the new ones, packed into words; `counts`: elements and changed elements by class; `least`: bytes that
+    positions alone would take.
     """
 
     index: int
@@ -99,9 +99,13 @@ def _alone(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes)
     new[:] = old
     kernels().scatter(block.positions, block.elements.view(np.uint8), tensor.width, 0, new_bytes)
     order = order_of(tensor.dtype)
-    return blocks.encode(scratch, old, new, block.positions, block.block_elements, tensor.width, order).owned()
+    encoded = blocks.encode(
+        scratch, old, new, block.positions, elements=block.block_elements, width=tensor.width, order=order
+    )
+    return encoded.owned()
 
 
 def _old(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes) -> Words:
     width = tensor.width
-    return source_words(scratch, "old", base, block.index, block.first * width, block.block_elements * width)[0]
+    span = block.first * width, (block.first + block.block_elements) * width
+    return source_words(scratch, "old", base, block.index, span)[0]

@@ -20,8 +20,9 @@ from mailboat.patch.table import STREAMS
 def inspect(parts: Sequence[Path], inventory: Inventory | None = None) -> dict[str, Any]:
     """The `mailboat patch inspect --json` document, over one or more parts of one patch.
 
-    Without the inventory of its base a tensor's name is its index there, and dtype and shape are null. A tensor's `bytes` are
-    its share of the streams, so they add up to less than the total by header and table. `ratio` = bytes / full_bytes.
+    Without the inventory of its base a tensor's name is its index there, and dtype and shape are null. A tensor's
+    `bytes` are its share of the streams, so they add up to less than the total by header and table. `ratio` = bytes /
+    full_bytes.
     Raises PatchError, UnknownCodec.
     """
     with ExitStack() as stack:

@@ -1,6 +1,7 @@
 """Bounded parallel work on blocks: reusable buffers, and results in the order of the work.
 
-The number of blocks in flight follows from their size, so memory stays within one budget however many threads there are.
+The number of blocks in flight follows from their size, so memory stays within one budget however many threads there
+are.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ class Scratch:
 
 
 def source_words(
-    scratch: Scratch, name: str, source: TensorSource, index: int, start: int, nbytes: int
+    scratch: Scratch, name: str, source: TensorSource, index: int, span: tuple[int, int]
 ) -> tuple[Words, Bytes]:
-    """Bytes of a source, to be read only, as zero-padded words and as bytes: in place where they lie in memory and fit."""
+    """A tensor's bytes [start, end) = `span`, to be read only, as zero-padded words and as bytes.
+
+    In place where they lie in memory and fit.
+    """
+    start, end = span
+    nbytes = end - start
     if isinstance(source, ArraySource):
-        data = source.view(index)[start : start + nbytes]
+        data = source.view(index)[start:end]
         if nbytes % 8 == 0 and data.ctypes.data % 8 == 0:
             return data.view(np.uint64), data
     words, data = scratch.words(name, nbytes)
@@ -81,7 +87,10 @@ def workers(threads: int) -> ThreadPoolExecutor:
 
 
 def in_order(pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]) -> Iterator[Done]:
-    """Yield `do(scratch, item)` for each item in order; a result's buffers are reused after the next one is asked for."""
+    """Yield `do(scratch, item)` for each item in order.
+
+    A result's buffers are reused after the next one is asked for.
+    """
     free = [Scratch() for _ in range(slots)]
     pending: deque[tuple[Scratch, Future[Done]]] = deque()
     try:

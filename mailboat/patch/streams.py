@@ -25,9 +25,10 @@ else:
 
 ZSTD_VERSION: str = zstd.zstd_version
 _P = zstd.CompressionParameter
-# Steps of weights look random apart from their frequencies, so cheap matches only spoil the Huffman code: the smallest hash
-# table finds next to none (2.68 bits a step on MiniLM where level 1 takes 2.95 and the entropy is 2.36). An optimal parse over
-# small tables gives 2.53 at 22 MB/s; a patch of many changes can't afford that throughout, so only its first chunks get it.
+# Steps of weights look random apart from their frequencies, so cheap matches only spoil the Huffman code: the smallest
+# hash table finds next to none (2.68 bits a step on MiniLM where level 1 takes 2.95 and the entropy is 2.36). An
+# optimal parse over small tables gives 2.53 at 22 MB/s; a patch of many changes can't afford that throughout, so only
+# its first chunks get it.
 _OPTIONS: dict[str, dict[int, int]] = {
     "values": {
         _P.compression_level: 1, _P.strategy: zstd.Strategy.fast, _P.min_match: 7, _P.hash_log: 6, _P.window_log: 17,

@@ -45,9 +45,10 @@ def _refuse(what: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Table:
-    """The parsed columns. Tensor columns have one entry per carried tensor, block columns one per block of a changed one.
+    """The parsed columns.
 
-    `group_words` has one entry per coding group with contextual blocks.
+    Tensor columns have one entry per carried tensor, block columns one per block of a changed one, and
+    `group_words` one per coding group with contextual blocks.
     """
 
     index: Column

@@ -63,7 +63,9 @@ class LocalCopy:
             self._temporary = None
 
     def folder(self, needed: int) -> Path:
-        """Where the copy lies. A temporary place is chosen once, in shared memory when there is room for ``needed`` bytes."""
+        """Where the copy lies. A temporary place is chosen once, in shared memory when there is room for ``needed``
+        bytes.
+        """
         if self._folder is not None:
             return self._folder
         if self._temporary is None:
@@ -88,16 +90,17 @@ class LocalCopy:
 
     def bring_to(self, ready: ReadyVersion, api: Api, run: str, run_id: str) -> Image:
         """The copy, moved to a ready version: by a patch of our own, else along the route that islands take."""
-        self._use_candidates(ready)
+        self.settle(ready.state_digest)
         if self.image is None or self.image.digest != ready.state_digest:
             self._fetch(ready, api, run, run_id)
         if self.image is None or self.image.digest != ready.state_digest:
             raise StoreError(f"The copy could not be brought to version {ready.number}.")
         return self.image
 
-    def _use_candidates(self, ready: ReadyVersion) -> None:
+    def settle(self, ready: str) -> None:
+        """Moves to the ready state by a patch that was kept, when there is one; other patches are dropped."""
         for candidate in self._candidates:
-            wanted = candidate.state.digest == ready.state_digest
+            wanted = candidate.state.digest == ready
             if self.image is not None and wanted and self.image.digest == candidate.base:
                 try:
                     self._apply(self.image, (candidate.patch,), candidate.state)
@@ -151,7 +154,9 @@ class LocalCopy:
             overlay.close()
 
     def _open(self) -> None:
-        """Opens what an earlier process left; anything but a whole image with right sums is left for `bring_to` to replace."""
+        """Opens what an earlier process left; anything but a whole image with right sums is left for `bring_to` to
+        replace.
+        """
         assert self._folder is not None  # noqa: S101
         try:
             image = Image.open(self._folder / "image")

@@ -1,6 +1,8 @@
-"""Named tensors of a training process as a source of bytes. The only place of the trainer's side that knows torch, on use.
+"""Named tensors of a training process as a source of bytes. The only place of the trainer's side that knows torch, on
+use.
 
-Bits are viewed, never converted: no float is ever read as a number. A tensor that is not on the CPU, or not contiguous, is copied.
+Bits are viewed, never converted: no float is ever read as a number. A tensor that is not on the CPU, or not contiguous,
+is copied.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _PACKED = {"F4": 2}
 def tensor_source(tensors: NamedTensors, side_files: Mapping[str, bytes]) -> ArraySource:
     """Named torch tensors or NumPy arrays, and side files by POSIX path, as a source.
 
-    Names that share their storage are declared aliases and held once. A name that comes twice must come with equal bytes.
-    The source holds views of the tensors: they must rest until the version is built. Raises CheckpointError.
+    Names that share their storage are declared aliases and held once. A name that comes twice must come with equal
+    bytes. The source holds views of the tensors: they must rest until the version is built. Raises CheckpointError.
     """
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     arrays: dict[str, np.ndarray[Any, Any]] = {}

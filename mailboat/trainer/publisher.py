@@ -1,7 +1,8 @@
 """The publisher: turns a checkpoint or the tensors of a training process into the next version of a run.
 
-Every patch is made against the bytes of the last *ready* version, never against what was sent or hoped for last. Nothing is
-visible before the one commit call, and repeating that is harmless. It must never retry a publish under another number by itself.
+Every patch is made against the bytes of the last *ready* version, never against what was sent or hoped for last.
+Nothing is visible before the one commit call, and repeating that is harmless. It must never retry a publish under
+another number by itself.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ FAILED = "failed"
 FIRST_POLL, LONGEST_POLL = 0.05, 2.0  # seconds between looks at a version that is not ready yet
 
 
-class PublishFailed(MailboatError):
-    """A committed version was refused by validation. It keeps its number; the next publish starts from the last ready one."""
+class PublishFailed(MailboatError):  # noqa: N818 - as the library's other errors, named for what happened
+    """A committed version was refused by validation. It keeps its number; the next publish starts from the last ready
+    one.
+    """
 
     code = "publish_failed"
 
@@ -53,7 +56,9 @@ class PublishedVersion:
     _run: str = field(repr=False, compare=False)
 
     def wait_ready(self, timeout: float | None = None) -> PublishedVersion:
-        """Waits until the version is ready. Raises PublishFailed when it is refused, Unreachable after ``timeout`` seconds."""
+        """Waits until the version is ready. Raises PublishFailed when it is refused, Unreachable after ``timeout``
+        seconds.
+        """
         version = _await_end(self._api, self._run, self.number, timeout)
         if version.state == FAILED:
             raise PublishFailed(f"Version {self.number} was refused: {version.reason or 'no reason was given'}")
@@ -69,12 +74,27 @@ class _Attempt:
     version: PublishedVersion
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """Where a run stands: its newest version in whatever state, its last ready one (`parent`), the copy of that."""
+
+    info: RunInfo
+    newest: VersionInfo | None
+    parent: ParentRef | None
+    image: Image | None
+
+    @property
+    def number(self) -> int:
+        """The next version's number."""
+        return 0 if self.newest is None else self.newest.number + 1
+
+
 class Publisher:
     """Publishes the versions of one run; one publish at a time.
 
-    ``token`` has the role publisher. ``state_dir`` keeps the copy of the last ready version between processes; without one it
-    lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run is made when
-    it does not exist. Use as a context manager or call `close`.
+    ``token`` has the role publisher. ``state_dir`` keeps the copy of the last ready version between processes; without
+    one it lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run
+    is made when it does not exist. Use as a context manager or call `close`.
     """
 
     def __init__(
@@ -100,7 +120,9 @@ class Publisher:
         """Returns the publisher itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Closes."""
         self.close()
 
@@ -114,8 +136,9 @@ class Publisher:
     ) -> PublishedVersion:
         """Publishes a `.safetensors` file or checkpoint folder, which must rest meanwhile.
 
-        With ``wait`` returns when the version is ready. Raises CheckpointError, CheckpointChanged, InventoryMismatch (with the
-        names), Conflict (another publisher was faster; nothing was changed), PublishFailed, Unreachable, DiskFull.
+        With ``wait`` returns when the version is ready. Raises CheckpointError, CheckpointChanged, InventoryMismatch
+        (with the names), Conflict (another publisher was faster; nothing was changed), PublishFailed, Unreachable,
+        DiskFull.
         """
         with Checkpoint.open(Path(path)) as checkpoint:
             return self._publish(checkpoint, step, wait=wait)
@@ -129,25 +152,22 @@ class Publisher:
     ) -> PublishedVersion:
         """Publishes torch tensors (any device, contiguous or not) or NumPy arrays by name, bit for bit.
 
-        They must rest until this returns. ``side_files`` maps POSIX paths to bytes (config.json, tokenizer ...); None keeps
-        those of the last ready version. Otherwise as `publish_checkpoint`.
+        They must rest until this returns. ``side_files`` maps POSIX paths to bytes (config.json, tokenizer ...); None
+        keeps those of the last ready version. Otherwise as `publish_checkpoint`.
         """
         with self._lock:
-            base = self._base()
+            standing = self._standing()
             if side_files is None:
-                image = base[1]
-                side_files = {} if image is None else {file.path: image.read_side(file.path) for file in image.side_files}
-            source = tensor_source(named_tensors, side_files)
-            return self._commit(source, step, *base, wait=wait)
+                image = standing.image
+                side_files = {file.path: image.read_side(file.path) for file in image.side_files} if image else {}
+            return self._commit(tensor_source(named_tensors, side_files), step, standing, wait=wait)
 
     def _publish(self, source: TensorSource, step: int | None, *, wait: bool) -> PublishedVersion:
         with self._lock:
-            return self._commit(source, step, *self._base(), wait=wait)
+            return self._commit(source, step, self._standing(), wait=wait)
 
-    # -- where the run stands
-
-    def _base(self) -> tuple[RunInfo, Image | None, VersionInfo | None]:
-        """The run, the copy of its last ready version (None before the first), and its newest version. Waits for a pending one."""
+    def _standing(self) -> _Standing:
+        """Where the run stands, with the copy brought to its last ready version. Waits for a pending version to end."""
         if not self._known:
             self._api.create_run(self._run, served_format=self._served_format)
             self._known = True
@@ -156,41 +176,37 @@ class Publisher:
             newest = _await_end(self._api, self._run, newest.number, None)
         info = self._api.run(self._run)
         if info.latest_ready is None:
-            return info, None, newest
-        return info, self._copy.bring_to(info.latest_ready, self._api, self._run, info.id), newest
+            return _Standing(info, newest, None, None)
+        image = self._copy.bring_to(info.latest_ready, self._api, self._run, info.id)
+        parent = ParentRef(info.latest_ready.number, info.latest_ready.state_digest)
+        return _Standing(info, newest, parent, image)
 
     # -- one version
 
-    def _commit(
-        self, source: TensorSource, step: int | None, info: RunInfo, image: Image | None, newest: VersionInfo | None,
-        *, wait: bool,
-    ) -> PublishedVersion:  # fmt: skip
-        number = 0 if newest is None else newest.number + 1
-        if image is None or info.latest_ready is None:
-            version = self._commit_anchor(source, step, info, number)
+    def _commit(self, source: TensorSource, step: int | None, standing: _Standing, *, wait: bool) -> PublishedVersion:
+        if standing.parent is None or standing.image is None:
+            version = self._commit_anchor(source, step, standing)
         else:
-            parent = ParentRef(info.latest_ready.number, info.latest_ready.state_digest)
-            version = self._commit_patch(source, step, info, number, parent, image, newest)
+            version = self._commit_patch(source, step, standing, standing.parent, standing.image)
         if wait:
             version.wait_ready()
+            self._copy.settle(version.digest)
         return version
 
     def _commit_patch(
-        self, source: TensorSource, step: int | None, info: RunInfo, number: int, parent: ParentRef, image: Image,
-        newest: VersionInfo | None,
-    ) -> PublishedVersion:  # fmt: skip
-        path = self._copy.folder(image.state.inventory.full_bytes) / f"version-{number}.mbp"
+        self, source: TensorSource, step: int | None, standing: _Standing, parent: ParentRef, image: Image
+    ) -> PublishedVersion:
+        path = self._copy.folder(image.inventory.full_bytes) / f"version-{standing.number}.mbp"
         try:
             with disk_full_as_error(path.parent):
                 built = build_patch(image, source, path, base_state=image.state)
             _check_unchanged(source)
-            if (again := self._answered(built.target_state.digest, step, newest)) is not None:
+            if (again := self._answered(built.target_state.digest, step, standing.newest)) is not None:
                 remove(path)
                 return again
             part = BlobRef(sha256=built.sha256, size=built.size)
             upload_file(self._api, self._run, part, path)
-            patch = PatchRef((part,), built.changed)
-            manifest = self._manifest(built.target_state, info, number, parent, patch, step)
+            manifest = self._manifest(built.target_state, standing, PatchRef((part,), built.changed), step)
             version = self._send(manifest, None, built.size, built.changed)
         except BaseException:
             remove(path)
@@ -198,26 +214,24 @@ class Publisher:
         self._copy.keep(Candidate(parent.state, built.target_state, path))
         return version
 
-    def _commit_anchor(self, source: TensorSource, step: int | None, info: RunInfo, number: int) -> PublishedVersion:
+    def _commit_anchor(self, source: TensorSource, step: int | None, standing: _Standing) -> PublishedVersion:
         state = measure(source)
         image = self._copy.replace(source, state)
         _check_unchanged(source)
-        # What is uploaded is the copy that was just compared with the digests, so that the source may change from here on.
+        # What is uploaded is the copy that was just compared with the digests: the source may change from here on.
         files = anchor_files(image)
         for file, path in files:
             upload_file(self._api, self._run, file.blob, path)
-        manifest = self._manifest(state, info, number, None, None, step)
+        manifest = self._manifest(state, standing, None, step)
         return self._send(manifest, [file for file, _ in files], None, None)
 
-    def _manifest(
-        self, state: State, info: RunInfo, number: int, parent: ParentRef | None, patch: PatchRef | None, step: int | None
-    ) -> Manifest:
+    def _manifest(self, state: State, standing: _Standing, patch: PatchRef | None, step: int | None) -> Manifest:
         inventory = state.inventory
         return Manifest(
-            run=info.id,
-            epoch=info.epoch,
-            number=number,
-            parent=parent,
+            run=standing.info.id,
+            epoch=standing.info.epoch,
+            number=standing.number,
+            parent=standing.parent,
             inventory=upload_bytes(self._api, self._run, inventory.to_bytes()),
             digests=upload_bytes(self._api, self._run, state.digests_bytes()),
             side_files=state.side_files,
@@ -307,7 +321,9 @@ def publish_on_server(
     info = api.run(run)
     parent = info.latest_ready.number if info.latest_ready else None
     number = 0 if newest is None else newest.number + 1
-    version = api.commit_checkpoint(run, str(path.absolute()), number=number, parent=parent, epoch=info.epoch, step=step)
+    version = api.commit_checkpoint(
+        run, str(path.absolute()), number=number, parent=parent, epoch=info.epoch, step=step
+    )
     if wait:
         version = _await_end(api, run, number, None)
         if version.state == FAILED:

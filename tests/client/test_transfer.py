@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
 
 from mailboat import transfer
 from mailboat.client import Api
 from mailboat.errors import ApiError, DigestMismatch, DiskFull, NotFound, Unreachable
 from mailboat.manifest import BlobRef
 from mailboat.transfer import bytes_blob, download, download_bytes, upload_bytes, upload_file
+from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
 
 GET = "GET .*/blobs/.*"
 DATA = random.Random(7).randbytes(257)

@@ -95,7 +95,9 @@ class Api:
 
     def post(self, path: str, body: Any = None) -> Any:
         """POST."""
-        return self.client.post(self.base + path, {} if body is None else body, content_type="application/json", headers=self.headers)
+        return self.client.post(
+            self.base + path, {} if body is None else body, content_type="application/json", headers=self.headers
+        )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def test_a06_wrong_base_wrong_target_and_wrong_bytes_touch_nothing(tmp_path: Pat
     with pytest.raises(DigestMismatch, match="leads to"):
         image.prepare(good, state_ahead)
     lying = State(state.inventory, state.sums + np.uint64(1), state.strong, state.side_files)
-    with pytest.raises(DigestMismatch, match="promised sums of layer.0, layer.1, layer.2, layer.3"):
+    with pytest.raises(DigestMismatch, match=r"promised sums of layer\.0, layer\.1, layer\.2, layer\.3"):
         image.prepare(good, lying)
     other = source({"t": ("U8", (3,), random_bits("U8", (3,), 1))})
     with pytest.raises(InventoryMismatch):
@@ -287,7 +288,7 @@ def test_side_files_may_turn_into_folders_and_back(tmp_path: Path) -> None:
     tensor = {"t": ("U8", (4,), random_bits("U8", (4,), 1))}
     versions = [source(tensor, side) for side in ({"a": b"1"}, {"a/b/c": b"2"}, {"a/b": b"3"}, {})]
     image = Image.create(tmp_path / "image", versions[0], measure(versions[0]))
-    for before, after in zip(versions, versions[1:], strict=False):
+    for before, after in pairwise(versions):
         parts, state = step(tmp_path, before, after)
         image.commit(image.prepare(parts, state))
         assert image.measure().digest == state.digest

@@ -1,7 +1,8 @@
-"""A small server of the REST contract over real sockets, with faults on order: what a network and a store can do to a client.
+"""A small server of the REST contract over real sockets, with faults on order: what a network and a store can do to a
+client.
 
-It keeps everything in memory, accepts every version at once (unless told to fail it), and never checks what it is given: the
-checks under test are the client's.
+It keeps everything in memory, accepts every version at once (unless told to fail it), and never checks what it is
+given: the checks under test are the client's.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ RUN_PREFIX = f"runs/{RUN}/"
 class Fault:
     """What to do to the next ``times`` answers whose "METHOD path" matches ``where``.
 
-    ``kind``: ``cut`` (the connection ends after ``at`` body bytes), ``flip`` (the byte ``at`` is another), ``short`` (the object
-    ends after ``at`` bytes and says so), ``stale`` (another object with its own ETag), ``status`` (answers ``at``), ``drop`` (does
-    the work, then closes without an answer), ``refuse`` (closes without doing anything).
+    ``kind``: ``cut`` (the connection ends after ``at`` body bytes), ``flip`` (the byte ``at`` is another), ``short``
+    (the object ends after ``at`` bytes and says so), ``stale`` (another object with its own ETag), ``status`` (answers
+    ``at``), ``drop`` (does the work, then closes without an answer), ``refuse`` (closes without doing anything).
     """
 
     where: str
@@ -240,14 +241,18 @@ class ContractServer:
             if known.envelope.payload != envelope.payload:
                 raise Problem(409, "version_conflict")
             return _json(self.described(manifest.number), 200)
-        missing = [part.sha256 for part in manifest.patch.parts if part.sha256 not in self.blobs] if manifest.patch else []
+        missing = (
+            [part.sha256 for part in manifest.patch.parts if part.sha256 not in self.blobs] if manifest.patch else []
+        )
         if missing or manifest.inventory.sha256 not in self.blobs or manifest.digests.sha256 not in self.blobs:
             raise Problem(422, "missing_parts")
         state, reason = self.verdict(manifest)
         self.add(manifest, request["anchor"], state, reason)
         return _json(self.described(manifest.number), 202)
 
-    def add(self, manifest: Manifest, anchor: list[dict[str, Any]] | None, state: str = "ready", reason: str = "") -> None:
+    def add(
+        self, manifest: Manifest, anchor: list[dict[str, Any]] | None, state: str = "ready", reason: str = ""
+    ) -> None:
         """Takes a version in and moves the channel when it is ready."""
         self.put(manifest.to_bytes())
         envelope = Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes())
@@ -324,7 +329,13 @@ class ContractServer:
             parts = [{"sha256": part.sha256, "size": part.size} for part in manifest.patch.parts]
             steps.insert(
                 0,
-                {"kind": "patch", "from": manifest.parent.number, "to": at, "manifest": manifest.sha256, "parts": parts},
+                {
+                    "kind": "patch",
+                    "from": manifest.parent.number,
+                    "to": at,
+                    "manifest": manifest.sha256,
+                    "parts": parts,
+                },
             )
             at = manifest.parent.number
         total = sum(f["size"] for step in steps for f in step.get("files", step.get("parts")))
@@ -433,7 +444,7 @@ def _handler(server: ContractServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 self.close_connection = True
 
-        do_GET = do_POST = do_PATCH = do_HEAD = _serve  # noqa: N815
+        do_GET = do_POST = do_PATCH = do_HEAD = _serve
 
         def log_message(self, *_: Any) -> None:
             """Stays quiet."""

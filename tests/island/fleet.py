@@ -1,4 +1,6 @@
-"""What island tests share: a trainer that publishes to the contract server, and islands as threads or as real processes."""
+"""What island tests share: a trainer that publishes to the contract server, and islands as threads or as real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.island.contract_server import PROJECT, RUN, ContractServer
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.source import ArraySource
@@ -22,6 +23,7 @@ from mailboat.image import Image
 from mailboat.island.stop import Stop
 from mailboat.island.sync import IslandOptions, run_island
 from mailboat.trainer import PublishedVersion, Publisher
+from tests.island.contract_server import PROJECT, RUN, ContractServer
 
 CONFIG = b'{"model_type": "test"}'
 
@@ -139,4 +141,4 @@ def start_process(server: ContractServer, store: Path, *extra: str) -> subproces
         "--store", str(store), "--image", str(store / "image"), "--token", "once", *extra,
     ]  # fmt: skip
     with (store.parent / f"{store.name}.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "NO_PROXY": "*"})  # noqa: S603
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "NO_PROXY": "*"})

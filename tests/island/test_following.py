@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from tests.island.contract_server import ContractServer
-from tests.island.fleet import Trainer, held_state, island
 
 from mailboat.errors import StoreError, Unauthorised
+from tests.island.contract_server import ContractServer
+from tests.island.fleet import Trainer, held_state, island
 
 
 def test_island_seeds_from_the_anchor_and_follows(server: ContractServer, tmp_path: Path) -> None:

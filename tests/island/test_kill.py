@@ -1,4 +1,6 @@
-"""Kill the island anywhere: the next start finishes or repeats what was under way, with identical bytes and no manual step."""
+"""Kill the island anywhere: the next start finishes or repeats what was under way, with identical bytes and no manual
+step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.island.contract_server import PROJECT, ContractServer
 from tests.island.fleet import Trainer, held_state, island, start_process
 
@@ -118,7 +121,8 @@ def test_a07_real_process_killed_at_random_moments(server: ContractServer, tmp_p
         trainer.step()
         for _ in range(4):
             process = start_process(server, store)
-            server.wait_for(lambda n=len(server.beats): len(server.beats) > n, 30)
+            beats = len(server.beats)
+            server.wait_for(lambda n=beats: len(server.beats) > n, 30)
             trainer.step()
             time.sleep(moments.uniform(0.0, 0.3))  # the moment of the kill is the point of this test
             process.kill()

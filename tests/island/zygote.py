@@ -1,8 +1,8 @@
 """Runs the real `mailboat` command in forked children that die by SIGKILL at a chosen write to the disk.
 
-One JSON line in: {"arguments": [...], "die_at": n or null, "log": path}; one JSON line out: {"status": n, "writes": n}. The
-parent imports everything once and starts no thread, so that a child costs milliseconds. A pwrite or write that is died in
-leaves half of its bytes behind.
+One JSON line in: {"arguments": [...], "die_at": n or null, "log": path}; one JSON line out: {"status": n, "writes": n}.
+The parent imports everything once and starts no thread, so that a child costs milliseconds. A pwrite or write that is
+died in leaves half of its bytes behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A decoder in plain Python, written from docs/format/patch.md alone: slow, obvious, shares no code with the product."""
+"""A decoder in plain Python, written from docs/format/patch.md alone.
+
+Slow, obvious, shares no code with the product.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def test_a29_odd_shapes(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> N
 @pytest.mark.parametrize(
     ("elements", "row"),
     [(1, 1), (BLOCK_ELEMENTS, 1), (BLOCK_ELEMENTS + 1, 1), (3 * BLOCK_ELEMENTS, BLOCK_ELEMENTS), (7 * 600_000, 600_000),
-     (2 * (BLOCK_ELEMENTS + 5), BLOCK_ELEMENTS + 5), (2**31 + 2**20, 2**11), (2**33, 2**33), (3 * (2**31 + 1), 2**31 + 1)],
+     (2 * (BLOCK_ELEMENTS + 5), BLOCK_ELEMENTS + 5), (2**31 + 2**20, 2**11), (2**33, 2**33),
+     (3 * (2**31 + 1), 2**31 + 1)],
 )  # fmt: skip
 def test_a29_geometry_beyond_two_to_the_31(elements: int, row: int) -> None:
     geometry = Geometry(elements, row, 2)

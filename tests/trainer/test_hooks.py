@@ -74,7 +74,9 @@ def test_strided_scalar_empty_parameter_and_conjugate() -> None:
 def test_a26_tied_tensors_are_held_once(transposed: bool) -> None:
     weight = torch.randn(4, 6)
     tied = weight.t() if transposed else weight
-    source = tensor_source({"lm_head.weight": tied, "model.embed_tokens.weight": tied.detach(), "other": tied.clone()}, {})
+    source = tensor_source(
+        {"lm_head.weight": tied, "model.embed_tokens.weight": tied.detach(), "other": tied.clone()}, {}
+    )
     assert [tensor.name for tensor in source.inventory.tensors] == ["model.embed_tokens.weight", "other"]
     assert source.inventory.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
 

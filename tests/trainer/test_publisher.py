@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
-from tests.island.fleet import Trainer, held_state, island
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.source import ArraySource
@@ -17,6 +15,8 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, StoreError, Unreachable
 from mailboat.trainer import Publisher, PublishFailed
+from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
+from tests.island.fleet import Trainer, held_state, island
 
 COMMIT = f"POST runs/{RUN}/versions"
 

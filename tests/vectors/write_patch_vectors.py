@@ -1,7 +1,7 @@
 """Write the committed patch vectors: `python -m tests.vectors.write_patch_vectors`.
 
-Bases and targets come from the plain twin's `content`; the patches are what the product wrote when the format was frozen, checked
-here by the plain decoder. Readers must read them for ever; writers may choose other encodings later.
+Bases and targets come from the plain twin's `content`; the patches are what the product wrote when the format was
+frozen, checked here by the plain decoder. Readers must read them for ever; writers may choose other encodings later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
     every = {
         "bf16": ("BF16", (20, 30)), "f16": ("F16", (7, 50)), "f32": ("F32", (90,)), "f64": ("F64", (3, 40)),
         "fp8": ("F8_E5M2", (21, 11)), "scale": ("F8_E8M0", (99,)), "int": ("I32", (5, 5, 5)), "byte": ("I8", (130,)),
-        "packed": ("F4", (9, 34)), "complex": ("C64", (40,)), "flag": ("BOOL", (64,)), "scalar": ("F32", ()), "none": ("BF16", (0, 4)),
+        "packed": ("F4", (9, 34)), "complex": ("C64", (40,)), "flag": ("BOOL", (64,)), "scalar": ("F32", ()),
+        "none": ("BF16", (0, 4)),
     }  # fmt: skip
     widths = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I32": 4, "C64": 8}
     sizes = {

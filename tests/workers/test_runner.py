@@ -212,6 +212,27 @@ def test_a_worker_that_is_told_to_end_hands_the_job_back(run: Any, work_is: Any)
     assert (job.state, job.attempt) == ("queued", 2)
 
 
+def test_a50_a_database_that_is_away_for_a_moment_does_not_lose_the_outcome(
+    run: Any, work_is: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import OperationalError
+
+    from controlplane.jobs import services
+
+    original, failures = services.succeed, [OperationalError("gone"), OperationalError("starting up")]
+
+    def flaky(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        original(*arguments)
+
+    monkeypatch.setattr(services, "succeed", flaky)
+    work_is(lambda _w: {"found": 1})
+    job = queue(run)
+    go(job)
+    assert (job.state, job.result) == ("succeeded", {"found": 1})
+
+
 def Job_state(job: Any) -> str:
     job.refresh_from_db()
     return str(job.state)

@@ -55,7 +55,9 @@ def test_a_foreign_project_is_404(published: Run, foreign: Project, token: Calla
 
 
 @pytest.mark.parametrize("path", READS + PROJECT_READS)
-def test_owner_and_mate_see_and_the_stranger_does_not(published: Run, person: Callable[[str], Client], path: str) -> None:
+def test_owner_and_mate_see_and_the_stranger_does_not(
+    published: Run, person: Callable[[str], Client], path: str
+) -> None:
     address = f"/api/v1/projects/harbour/{path}"
     assert person("owner").get(address).status_code == 200
     assert person("mate").get(address).status_code == 200
@@ -73,7 +75,9 @@ def test_a52_an_island_sees_no_other_run(published: Run, other_run: Run, path: s
     problem(Api("harbour", credential).get(path), 404, "not_found")
 
 
-def test_a52_an_island_sees_no_other_island_and_no_blob_of_another_run(published: Run, other_run: Run, island: Island) -> None:
+def test_a52_an_island_sees_no_other_island_and_no_blob_of_another_run(
+    published: Run, other_run: Run, island: Island
+) -> None:
     row, credential = enrol(other_run, "spy")
     spy = Api("harbour", credential)
     assert [run["name"] for run in spy.get("runs").json()["results"]] == ["qwen"]
@@ -177,7 +181,9 @@ def test_versions_are_paginated(run: Run, token: Callable[..., Api]) -> None:
     problem(api.get("runs/minilm/versions/99999999999999999999"), 404, "not_found")
 
 
-def test_version_list_has_constant_queries(run: Run, token: Callable[..., Api], django_assert_max_num_queries: Any) -> None:
+def test_version_list_has_constant_queries(
+    run: Run, token: Callable[..., Api], django_assert_max_num_queries: Any
+) -> None:
     series(run, 4)
     api = token("viewer")
     with django_assert_max_num_queries(8):
@@ -202,10 +208,19 @@ def test_plan(run: Run, other_run: Run, token: Callable[..., Api]) -> None:
 
 def test_island_life_over_http(run: Run, token: Callable[..., Api]) -> None:
     versions = series(run, 1)
-    made = token("operator").post("enrolment-tokens", {"run": "minilm", "name": "azores", "provider": "p", "region": "r"})
+    made = token("operator").post(
+        "enrolment-tokens", {"run": "minilm", "name": "azores", "provider": "p", "region": "r"}
+    )
     assert made.status_code == 201
     assert made.json()["token"] in made.json()["command"]
-    about = {"token": made.json()["token"], "engine": "checkpoint", "agent_version": "0.1", "cores": 2, "codecs": [], "hostname": "h"}
+    about = {
+        "token": made.json()["token"],
+        "engine": "checkpoint",
+        "agent_version": "0.1",
+        "cores": 2,
+        "codecs": [],
+        "hostname": "h",
+    }
     enrolled = token(None).post("islands/enrol", about)
     assert enrolled.status_code == 201
     body = enrolled.json()
@@ -213,10 +228,22 @@ def test_island_life_over_http(run: Run, token: Callable[..., Api]) -> None:
     problem(token(None).post("islands/enrol", about), 403, "enrolment_used")
     problem(token(None).post("islands/enrol", about | {"token": "mbe_nothing"}), 401, "enrolment_invalid")
     api, key = Api("harbour", body["credential"]), body["island"]["id"]
-    beat = api.post(f"islands/{key}/heartbeat", {"version": None, "digest": None, "epoch": None, "phase": "fetching", "reason": "", "time": 1.5})
+    beat = api.post(
+        f"islands/{key}/heartbeat",
+        {"version": None, "digest": None, "epoch": None, "phase": "fetching", "reason": "", "time": 1.5},
+    )
     assert beat.json()["commands"] == [] and beat.json()["enabled"] is True
-    report = {"from_version": None, "version": 0, "digest": versions[0].state_digest, "outcome": "applied", "verified": True,
-              "error": None, "bytes": 10, "seconds": {"total": 1.5}, "route": ["anchor 0"]}  # fmt: skip
+    report = {
+        "from_version": None,
+        "version": 0,
+        "digest": versions[0].state_digest,
+        "outcome": "applied",
+        "verified": True,
+        "error": None,
+        "bytes": 10,
+        "seconds": {"total": 1.5},
+        "route": ["anchor 0"],
+    }
     judged = api.post(f"islands/{key}/syncs", report)
     assert judged.status_code == 201 and judged.json()["accepted"] is True
     fleet = token("viewer").get("fleet").json()
@@ -252,7 +279,19 @@ def test_epochs(run: Run, token: Callable[..., Api]) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"\xff", b'{"name": NaN}', b"[" * 100_000, b'{"name": "\\u0000"}', b'{"name": "\\ud800"}', b"1" * 5000, b"[]", b'"x"', b"null"],
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"name": NaN}',
+        b"[" * 100_000,
+        b'{"name": "\\u0000"}',
+        b'{"name": "\\ud800"}',
+        b"1" * 5000,
+        b"[]",
+        b'"x"',
+        b"null",
+    ],
 )
 def test_bodies_that_are_no_json_are_400(run: Run, token: Callable[..., Api], raw: bytes) -> None:
     api = token("publisher")
@@ -262,7 +301,9 @@ def test_bodies_that_are_no_json_are_400(run: Run, token: Callable[..., Api], ra
 
 def test_a_long_body_is_413(run: Run, token: Callable[..., Api]) -> None:
     api = token("publisher")
-    response = api.client.post(api.base + "runs", b" " * (9 << 20), content_type="application/json", headers=api.headers)
+    response = api.client.post(
+        api.base + "runs", b" " * (9 << 20), content_type="application/json", headers=api.headers
+    )
     problem(response, 413, "too_large")
 
 
@@ -277,18 +318,29 @@ def test_unknown_addresses_and_methods_are_problems(run: Run, token: Callable[..
     problem(api.client.delete(api.base + "runs", headers=api.headers), 405, "method_not_allowed")
 
 
-def test_checkpoints_only_under_allowed_roots(run: Run, token: Callable[..., Api], settings: Any, tmp_path: Any) -> None:
+def test_checkpoints_only_under_allowed_roots(
+    run: Run, token: Callable[..., Api], settings: Any, tmp_path: Any
+) -> None:
     api, root = token("publisher"), tmp_path / "root"
     (root / "step-1").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
     (root / "link").symlink_to(tmp_path / "secret")
 
     def send(path: str) -> Any:
-        return api.post("runs/minilm/versions", {"checkpoint": path, "number": 0, "parent": None, "epoch": 0, "step": 1})
+        return api.post(
+            "runs/minilm/versions", {"checkpoint": path, "number": 0, "parent": None, "epoch": 0, "step": 1}
+        )
 
     problem(send(str(root / "step-1")), 422, "checkpoint_not_allowed")
     settings.MAILBOAT_CHECKPOINT_ROOTS = (root,)
-    for bad in (str(tmp_path / "secret"), str(root / "link"), str(root / ".." / "secret"), str(root / "none"), "step-1", "/"):
+    for bad in (
+        str(tmp_path / "secret"),
+        str(root / "link"),
+        str(root / ".." / "secret"),
+        str(root / "none"),
+        "step-1",
+        "/",
+    ):
         problem(send(bad), 422, "checkpoint_not_allowed")
     made = send(str(root / "step-1"))
     assert made.status_code == 202 and made.json()["state_digest"] is None
@@ -307,8 +359,8 @@ def test_health(client: Client, db: None) -> None:
 
 
 def test_schema_is_valid(client: Client, db: None) -> None:
-    from drf_spectacular.validation import validate_schema
     from drf_spectacular.generators import SchemaGenerator
+    from drf_spectacular.validation import validate_schema
 
     validate_schema(SchemaGenerator().get_schema(request=None, public=True))
     assert client.get("/api/schema").status_code == 200

@@ -165,7 +165,9 @@ def test_a_lost_worker_of_a_cancelled_job_ends_it(job: Job) -> None:
     assert state(job) == "cancelled"
 
 
-def test_a_job_waits_for_the_one_before_it(run: Run, job: Job, sent: list[Any], django_capture_on_commit_callbacks: Any) -> None:
+def test_a_job_waits_for_the_one_before_it(
+    run: Run, job: Job, sent: list[Any], django_capture_on_commit_callbacks: Any
+) -> None:
     second, _ = services.enqueue("replay", run, {"version": 1}, "replay:1", after=job)
     assert services.claim(second.pk, "w1") is None
     services.claim(job.pk, "w1")

@@ -235,7 +235,9 @@ def test_neither_patch_nor_anchor_is_refused(run: Run) -> None:
         services.commit_manifest(run, built.envelope, None, actor="test")
 
 
-@pytest.mark.parametrize("path", ["../model.safetensors", "/model.safetensors", ".model.safetensors", "a//b.safetensors", "x"])
+@pytest.mark.parametrize(
+    "path", ["../model.safetensors", "/model.safetensors", ".model.safetensors", "a//b.safetensors", "x"]
+)
 def test_anchors_stay_in_their_folder(run: Run, path: str) -> None:
     built = build(run, 0)
     upload(run, built)

@@ -59,7 +59,9 @@ def test_renewal_keeps_the_serial(run: Run) -> None:
     assert services.renew_heads() == 1
     channel = Channel.objects.get(run=run)
     assert (channel.serial, head_of(run).serial) == (1, 1)
-    assert channel.expires_at is not None and channel.expires_at.timestamp() == pytest.approx(head_of(run).expires, abs=1)
+    assert channel.expires_at is not None and channel.expires_at.timestamp() == pytest.approx(
+        head_of(run).expires, abs=1
+    )
 
 
 def test_renewal_puts_a_lost_file_back(run: Run) -> None:

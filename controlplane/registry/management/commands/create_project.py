@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.core.validators import validate_slug
-from django.core.exceptions import ValidationError
 
 from controlplane.registry import services
 from controlplane.registry.errors import Refusal

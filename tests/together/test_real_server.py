@@ -1,0 +1,179 @@
+"""Trainer, control plane, workers and islands together: the real server on a real socket, the real runner for jobs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mailboat.checkpoint.source import ArraySource
+from mailboat.client import Api
+from mailboat.digest import measure
+from mailboat.errors import Conflict, InventoryMismatch, NotFound, Unauthorised
+from mailboat.trainer import Publisher
+from tests.island.fleet import held_state, island
+
+RUNNING: list[threading.Thread] = []
+
+
+def work_at_once(job_id: str, _kind: str) -> None:
+    """Stands where the broker is: a worker of its own for each job, as a thread."""
+
+    def work() -> None:
+        from django.db import connections
+
+        from workers import runner
+
+        try:
+            runner.run(job_id)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work, daemon=True)
+    RUNNING.append(thread)
+    thread.start()
+
+
+class Harbour:
+    """A project on the real server, with tokens for everybody."""
+
+    def __init__(self, address: str) -> None:
+        from controlplane.accounts import services as accounts
+        from controlplane.registry import services as registry
+
+        self.server = SimpleNamespace(address=address, changed=threading.Condition(), released=False)
+        self.project = registry.create_project("harbour", actor="test")
+        tokens = {
+            role: accounts.create_token(self.project, role, role, actor="test")[1] for role in ("publisher", "operator")
+        }
+        self.publisher_token = tokens["publisher"]
+        self.operator = Api(address, "harbour", tokens["operator"])
+        self.operator.create_run("voyage")
+
+    def publisher(self, state: Path | None = None) -> Publisher:
+        """A publisher of the run."""
+        return Publisher(self.server.address, "harbour", "voyage", self.publisher_token, state_dir=state)
+
+    def enrol(self, name: str) -> str:
+        """A one-time token."""
+        return str(self.operator.create_enrolment_token("voyage", name)["token"])
+
+    def at(self, name: str) -> int | None:
+        """The version that an island has proven, by the fleet's word."""
+        rows = {row["name"]: row for row in self.operator.fleet()["islands"]}
+        version: int | None = rows[name]["version"] if name in rows else None
+        return version
+
+    def finished(self, kind: str, **params: Any) -> Any:
+        """A job's end."""
+        job = self.operator.create_job(kind, **params)
+        return eventually(lambda: (row := self.operator.job(str(job["id"])))["finished_at"] and row)
+
+
+def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer; fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (answer := check()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return answer
+
+
+@pytest.fixture
+def harbour(settings: Any, server: str) -> Iterator[Harbour]:
+    """A project on the real server."""
+    settings.MAILBOAT_JOB_SENDER = "tests.together.test_real_server.work_at_once"
+    settings.MAILBOAT_HEARTBEAT_SECONDS = 0.3
+    yield Harbour(server)
+    for thread in RUNNING:
+        thread.join(20)
+    RUNNING.clear()
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Some arrays."""
+    random = np.random.default_rng(seed)
+    return {"a": random.standard_normal((200, 64)).astype(np.float32), "b": random.integers(0, 99, (77,), np.int16)}
+
+
+def test_versions_reach_islands_and_are_proven(harbour: Harbour, tmp_path: Path) -> None:
+    arrays = weights()
+    config = {"config.json": b"{}"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    with harbour.publisher() as trainer, island(harbour.server, one, token=harbour.enrol("skerry"), poll_seconds=1):
+        trainer.publish(arrays, step=0, side_files=config)
+        eventually(lambda: harbour.at("skerry") == 0)
+        arrays["a"][::7, 3] += 1
+        version = trainer.publish(arrays, step=1)
+        assert version.patch_bytes is not None and version.patch_bytes < version.full_bytes / 10
+        eventually(lambda: harbour.at("skerry") == 1)
+        # A late joiner gets there by anchor and patch; an empty version moves labels only.
+        with island(harbour.server, two, token=harbour.enrol("holm"), export=tmp_path / "export", poll_seconds=1):
+            eventually(lambda: harbour.at("holm") == 1)
+            trainer.publish(arrays, step=2)
+            for name in ("skerry", "holm"):
+                eventually(lambda n=name: harbour.at(n) == 2)
+            expected = measure(ArraySource(arrays, side_files=config)).digest
+            assert held_state(one) == held_state(two) == expected
+            assert harbour.finished("replay", run="voyage", version=2)["state"] == "succeeded"
+            rows = {row["name"]: row["id"] for row in harbour.operator.fleet()["islands"]}
+            for name in ("skerry", "holm"):
+                job = harbour.finished("verify", island=rows[name])
+                assert job["state"] == "succeeded", job
+    # Without token and without network needs beyond the head, the island comes back where it was.
+    arrays["b"][5] += 1
+    with harbour.publisher() as restarted:
+        assert restarted.publish(arrays).changed == 1
+    with island(harbour.server, one, token=None, once=True) as again:
+        again.join()
+    assert harbour.at("skerry") == 3
+    assert held_state(one) == measure(ArraySource(arrays, side_files=config)).digest
+
+
+def test_a03_a19_commits_are_idempotent_and_races_have_one_winner(harbour: Harbour) -> None:
+    with harbour.publisher() as first, harbour.publisher() as second:
+        first.publish(weights())
+        second.publish(weights())
+        send, raced = second._send, []
+
+        def slow(*arguments: Any) -> Any:
+            if not raced:
+                raced.append(first.publish(weights(3)))
+            return send(*arguments)
+
+        second._send = slow  # type: ignore[method-assign]
+        with pytest.raises(Conflict):
+            second.publish(weights(4))
+        assert second.publish(weights(4)).number == 3
+
+
+def test_a25_other_tensors_are_refused(harbour: Harbour) -> None:
+    with harbour.publisher() as trainer:
+        trainer.publish(weights())
+        with pytest.raises(InventoryMismatch):
+            trainer.publish({"a": weights()["a"]})
+        assert trainer.publish(weights()).number == 1
+
+
+def test_a51_token_works_once(harbour: Harbour, tmp_path: Path) -> None:
+    with harbour.publisher() as trainer:
+        trainer.publish(weights())
+    token = harbour.enrol("skerry")
+    with island(harbour.server, tmp_path / "one", token=token, once=True) as running:
+        running.join()
+    with pytest.raises(Unauthorised), island(harbour.server, tmp_path / "two", token=token) as refused:
+        refused.join()
+
+
+def test_publisher_with_a_wrong_token_is_told(harbour: Harbour) -> None:
+    with (
+        Publisher(harbour.server.address, "harbour", "voyage", "mb_x_y") as stranger,
+        pytest.raises((Unauthorised, NotFound)),
+    ):
+        stranger.publish(weights())
