@@ -28,10 +28,11 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure, measure_sums
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
 from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
-from mailboat.overlay import Overlaid, Overlay, Record
+from mailboat.overlay import Overlaid, Overlay
 from mailboat.patch.backends import kernels
 from mailboat.patch.blocks import Positions
 from mailboat.patch.decode import Decoder
+from mailboat.patch.new_bytes import Record
 from mailboat.patch.parts import Parts
 from mailboat.patch.scratch import thread_count
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.backends import kernels

@@ -23,6 +23,7 @@ from mailboat.commands.patch import command
 from mailboat.digest import measure
 from mailboat.errors import CheckpointChanged, DiskFull
 from mailboat.patch import build as build_module
+from mailboat.patch import encoder as encoder_module
 from mailboat.patch import build_patch, inspect
 from mailboat.patch.format import rice_parameter, rice_parameters
 from tests.patch.models import changed, random_bits, source, written
@@ -64,8 +65,8 @@ class _Full:
 @pytest.mark.parametrize("room", [0, 100_000])
 def test_a_full_disk_while_spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     base, target = pair(tmp_path)
-    original = build_module.tempfile.TemporaryFile
-    monkeypatch.setattr(build_module.tempfile, "TemporaryFile", lambda **options: _Full(original(**options), room))
+    original = encoder_module.tempfile.TemporaryFile
+    monkeypatch.setattr(encoder_module.tempfile, "TemporaryFile", lambda **options: _Full(original(**options), room))
     with Checkpoint.open(base) as before, Checkpoint.open(target) as after, pytest.raises(DiskFull, match="disk"):
         build_patch(before, after, tmp_path / "patch")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "target"]
