@@ -57,13 +57,13 @@ def source_words(
 ) -> tuple[Words, Bytes]:
     """A tensor's bytes [start, end) = `span`, to be read only, as zero-padded words and as bytes.
 
-    In place where they lie in memory and fit.
+    In place where they lie in memory and fit (kernels take writable arrays only, though they never write here).
     """
     start, end = span
     nbytes = end - start
     if isinstance(source, ArraySource):
         data = source.view(index)[start:end]
-        if nbytes % 8 == 0 and data.ctypes.data % 8 == 0:
+        if nbytes % 8 == 0 and data.ctypes.data % 8 == 0 and data.flags.writeable:
             return data.view(np.uint64), data
     words, data = scratch.words(name, nbytes)
     source.read(index, start, data)
