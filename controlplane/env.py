@@ -7,9 +7,10 @@ home folder, readable by their owner alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 CHECKOUT = Path(__file__).resolve().parent.parent
 TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"0", "false", "no", "off", ""})
+SECRET_CHARACTERS = 64
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  it is about the deployment, not the program
@@ -80,40 +82,37 @@ def home() -> Path:
 
 
 def kept_secret(name: str) -> str:
-    """The secret `name`, made on first use in `home()/secrets` (0600, so that no other account reads it)."""
+    """The secret `name`, made on first use in `home()/secrets` (0600, so that no other account reads it).
+
+    It gets its name only when it is whole: neither a kill nor two first starts at once can leave half a secret.
+    """
     folder = home() / "secrets"
     path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
-        except FileExistsError:
-            return _wait_for_secret(path)
-        with os.fdopen(handle, "w") as file:
-            value = secrets.token_hex(32)
-            file.write(value)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
+        if not path.exists():
+            _make_secret(folder, path)
+        value = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentProblem(
             f"The secret {path} can't be made or read ({error}); set MAILBOAT_HOME to a folder of your own."
         ) from error
+    if len(value) < SECRET_CHARACTERS:
+        raise EnvironmentProblem(f"The secret {path} is damaged; remove it to have a new one made.")
     return value
 
 
-def _wait_for_secret(path: Path) -> str:
-    value = path.read_text(encoding="utf-8").strip()
-    if len(value) < 64:  # two first starts at once: the other one is between creating and writing
-        import time
-
-        for _ in range(100):
-            time.sleep(0.01)
-            value = path.read_text(encoding="utf-8").strip()
-            if len(value) >= 64:
-                break
-        else:
-            raise EnvironmentProblem(f"The secret {path} is damaged; remove it to have a new one made.")
-    return value
+def _make_secret(folder: Path, path: Path) -> None:
+    handle, temporary = tempfile.mkstemp(dir=folder)  # 0600
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(SECRET_CHARACTERS // 2))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another first start was quicker: its secret counts
+            os.link(temporary, path)
+    finally:
+        Path(temporary).unlink()
 
 
 def peppers() -> dict[int, bytes]:

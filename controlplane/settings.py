@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from csp.constants import NONE, SELF
@@ -22,7 +23,8 @@ try:
     MAILBOAT_LEASE_SECONDS = env.integer("MAILBOAT_LEASE_SECONDS", 30, low=1, high=3600)
     MAILBOAT_HEARTBEAT_SECONDS = env.integer("MAILBOAT_HEARTBEAT_SECONDS", 5, low=1, high=3600)
     MAILBOAT_DATABASE = env.database()
-    ALLOWED_HOSTS = env.names("MAILBOAT_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+    PUBLIC_HOST = urlsplit(MAILBOAT_PUBLIC_URL).hostname or "localhost"
+    ALLOWED_HOSTS = env.names("MAILBOAT_ALLOWED_HOSTS", f"localhost,127.0.0.1,[::1],{PUBLIC_HOST}")
 except env.EnvironmentProblem as problem:
     raise ImproperlyConfigured(str(problem)) from problem
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from mailboat.checkpoint.inventory import Inventory, Tensor
 from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes, TensorSource
-from mailboat.compiled import sum_rows
 from mailboat.errors import DigestMismatch
 
 Sums = NDArray[np.uint64]
@@ -106,6 +105,8 @@ def sum_slice(
         raise ValueError(f"the slice of {tensor.name} has {data.size} bytes, not {rows * column_bytes}")
     out = np.zeros(2, np.uint64)
     if data.size:
+        from mailboat.compiled import sum_rows  # whoever only reads digests does not wait for Numba
+
         seed_a, seed_b = seeds(tensor)
         sum_rows(data, column_bytes, row0, column0 // _WORD, np.uint64(seed_a), np.uint64(seed_b), out)
     return int(out[0]), int(out[1])
@@ -198,6 +199,8 @@ class _Scan:
             raise
 
     def _tensor(self, index: int, buffer: Bytes) -> None:
+        from mailboat.compiled import sum_rows
+
         tensor = self._source.inventory.tensors[index]
         seed_a, seed_b = (np.uint64(seed) for seed in seeds(tensor))
         digest = blake3() if self._with_strong else None

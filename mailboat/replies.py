@@ -75,6 +75,7 @@ class VersionInfo:
     """One version as the server records it. ``state`` is its life cycle, ``state_digest`` its contents."""
 
     number: int
+    epoch: int
     state: str
     reason: str
     state_digest: str | None
@@ -92,6 +93,7 @@ class VersionInfo:
         job = body.get("job")
         return cls(
             number=_get(body, "number", int),
+            epoch=_get(body, "epoch", int),
             state=_get(body, "state", str),
             reason=_optional(body, "reason", str) or "",
             state_digest=_optional(body, "state_digest", str) or None,

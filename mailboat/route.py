@@ -54,6 +54,7 @@ class Documents:
         self.run = run
         self.run_id = run_id
         self._keeper = keeper
+        self._parsed: tuple[str, Inventory] | None = None
 
     def manifest(self, sha256: str, *, number: int) -> Manifest:
         """The manifest of version ``number`` of this run; one of another run or version is refused."""
@@ -68,12 +69,18 @@ class Documents:
 
     def state(self, manifest: Manifest) -> State:
         """The digests of a version, proven to make the state that its manifest names."""
-        inventory = Inventory.from_bytes(self._get(manifest.inventory.sha256, manifest.inventory.size))
+        inventory = self._inventory(manifest.inventory)
         digests = self._get(manifest.digests.sha256, manifest.digests.size)
         state = State.from_parts(inventory, digests, manifest.side_files)
         if state.digest != manifest.state:
             raise DigestMismatch(f"The documents of version {manifest.number} do not make its state; it is refused.")
         return state
+
+    def _inventory(self, blob: BlobRef) -> Inventory:
+        # An epoch keeps its inventory from version to version, and a large one takes seconds to parse.
+        if self._parsed is None or self._parsed[0] != blob.sha256:
+            self._parsed = blob.sha256, Inventory.from_bytes(self._get(blob.sha256, blob.size))
+        return self._parsed[1]
 
     def _get(self, sha256: str, size: int | None = None) -> bytes:
         data = self._keeper.document(sha256)

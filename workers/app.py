@@ -13,6 +13,8 @@ from celery import Celery
 from celery.signals import worker_ready, worker_shutting_down
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+# Django's system checks import the whole API and every page; the tests run them, processes need not at each start.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 app = Celery("mailboat", include=["workers.tasks"])
 app.config_from_object("workers.configuration")

@@ -1,5 +1,7 @@
 """Finds out who is asking: a bearer token, or a person with a session."""
 
+# ruff: noqa: ARG002  the signatures are those of DRF
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,7 @@
 """Calls of islands, and of operators about islands."""
 
+# ruff: noqa: ARG002  Django hands over every part of the address by name
+
 from __future__ import annotations
 
 import uuid

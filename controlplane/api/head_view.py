@@ -1,4 +1,4 @@
-"""The head of a channel, with a long poll that costs neither a thread nor a database connection while it waits."""
+"""The head of a channel, with a long poll that holds no database connection while it waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Whether the process lives, and whether it can do its work."""
 
+# ruff: noqa: ARG001  Django hands the request over
+
 from __future__ import annotations
 
 import os

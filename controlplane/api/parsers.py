@@ -1,5 +1,7 @@
 """JSON bodies, bounded before they are parsed and refused when PostgreSQL could not store them."""
 
+# ruff: noqa: ARG002  the signature is that of DRF
+
 from __future__ import annotations
 
 import json

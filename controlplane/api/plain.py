@@ -48,7 +48,8 @@ def view(*methods: str) -> Callable[[View], View]:
             if request.method not in methods:
                 return HttpResponseNotAllowed(methods)
             try:
-                return await inner(request, **kwargs)
+                response: HttpResponseBase = await inner(request, **kwargs)
+                return response
             except Exception as error:
                 answer = problems.response(error)
                 if answer is None:

@@ -1,5 +1,7 @@
 """Problem documents (RFC 9457): how every refusal of the API is worded. The codes stand in docs/api/problems.md."""
 
+# ruff: noqa: ARG001  the signatures are those of Django and DRF
+
 from __future__ import annotations
 
 from http import HTTPStatus
@@ -9,6 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views.defaults import server_error
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -98,6 +101,14 @@ def first_sentence(detail: Any, name: str = "") -> str:
         return first_sentence(next((item for item in detail if item), "invalid"), name)
     sentence = str(detail) if str(detail).endswith(".") else f"{detail}."
     return f"{name}: {sentence}" if name else sentence
+
+
+def fault(request: HttpRequest) -> HttpResponse:
+    """What a caller sees of an error of ours: a problem document under /api/, Django's page elsewhere."""
+    if not request.path.startswith("/api/"):
+        return server_error(request)
+    body = document(500, "internal_error", "Something is wrong on the server; its log has the request id.")
+    return JsonResponse(body, status=500, content_type=CONTENT_TYPE)
 
 
 def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:

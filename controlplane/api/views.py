@@ -1,4 +1,6 @@
-"""The ordinary calls of the API. Each view names the roles that may call it, reads the request and calls one service."""
+"""The ordinary calls of the API. A view names the roles that may call it, reads the request and calls one service."""
+
+# ruff: noqa: ARG002  Django hands over every part of the address by name
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from controlplane.fleet import services
 from controlplane.fleet.models import EnrolmentToken, Island
 from controlplane.registry.models import Channel, Project
 
-ENGINES = [("checkpoint", "checkpoint: keeps the files, no engine")]
+ENGINES = [("checkpoint", "checkpoint")]
 
 
 class ChannelField(forms.ModelChoiceField):
@@ -34,7 +34,9 @@ class RegisterForm(forms.Form):
     channel = ChannelField(queryset=Channel.objects.none(), label="Run and channel", empty_label=None)
     provider = forms.CharField(max_length=60, required=False, help_text="Whose machine it is.")
     region = forms.CharField(max_length=60, required=False, help_text="Where it stands.")
-    engine = forms.ChoiceField(choices=ENGINES)
+    engine = forms.ChoiceField(
+        choices=ENGINES, help_text="What loads the weights there; checkpoint only keeps the files."
+    )
 
     def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

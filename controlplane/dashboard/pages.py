@@ -12,7 +12,9 @@ from typing import Any
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.utils.html import format_html
 
+from controlplane.dashboard import wording
 from controlplane.dashboard.access import PageRequest
 from controlplane.dashboard.rows import fleet
 from controlplane.registry import clock
@@ -80,7 +82,7 @@ def fingerprint(html: str) -> str:
 
 def _title(context: dict[str, Any]) -> str:
     """The title that comes along with a fragment: the number of lost islands may have changed."""
-    return f"<title>{render_to_string('components/title.html', context).strip()}</title>"
+    return format_html("<title>{}</title>", wording.page_title(context["title"], context["lost"]))
 
 
 def _wants_live_part(request: PageRequest) -> bool:

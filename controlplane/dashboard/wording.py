@@ -74,6 +74,16 @@ def thousands(count: int | None) -> str:
     return NOTHING if count is None else f"{count:,}"
 
 
+def foldable(command: str) -> str:
+    """Write a long command with one option a line, so that it can be read and still be pasted."""
+    return command.replace(" --", " \\\n    --")
+
+
+def page_title(title: str, lost: int | None) -> str:
+    """Write the title of a page with the number of lost islands, where it has one."""
+    return f"({lost}) {title} \N{MIDDLE DOT} Mailboat" if lost else f"{title} \N{MIDDLE DOT} Mailboat"
+
+
 def short(digest: str) -> str:
     """Shorten a hex digest; the whole stands in the copy button."""
     return digest[:12]

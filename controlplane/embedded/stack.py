@@ -143,7 +143,7 @@ class Stack:
         log = self.home / "logs" / "migrate.log"
         with log.open("ab") as output:
             result = subprocess.run(
-                command, cwd=CHECKOUT, env={**self._environment, "PYTHONPATH": str(CHECKOUT)}, check=False,
+                command, cwd=CHECKOUT, env=self._environment, check=False,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=_MIGRATE_SECONDS,
             )  # fmt: skip
         if result.returncode:

@@ -62,7 +62,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Begin; commands come by ``keep``."""
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread.start()
 
     def keep(self, *commands: Command) -> None:

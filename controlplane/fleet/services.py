@@ -1,4 +1,4 @@
-"""Writes of the fleet: enrolment, heartbeats, sync reports, challenges. What an island claims is recorded as a claim."""
+"""Writes of the fleet: enrolment, heartbeats, sync reports, challenges. What an island claims is kept as a claim."""
 
 from __future__ import annotations
 
@@ -109,8 +109,6 @@ def enrol(
     )
     if not offered or not token or not credentials.matches(offered[1], token.digest, token.pepper):
         raise EnrolmentInvalid("The enrolment token is not valid here; ask an operator for a new one.")
-    if token.used_at is not None:
-        raise _used(token)
     chosen = name or token.name
     try:
         with transaction.atomic():
@@ -118,7 +116,7 @@ def enrol(
             if taken != 1:
                 token.refresh_from_db()
                 if token.used_at is not None:
-                    raise _used(token)
+                    raise EnrolmentUsed("The enrolment token has been used; ask an operator for a new one.")
                 raise EnrolmentInvalid("The enrolment token has expired; ask an operator for a new one.")
             bearer, credential = accounts.create_token(
                 token.project, Token.Role.ISLAND, chosen, actor=f"enrolment:{token.key_id}"
@@ -146,15 +144,13 @@ def enrol(
                 f"island {chosen}",
                 after={"run": token.run.name},
             )
+    except EnrolmentUsed:
+        audit.record(token.project, f"enrolment:{token.key_id}", "enrolment.reused", f"island {token.name}")
+        raise
     except IntegrityError:
         raise Refusal(f"There is an island {chosen} already; choose another name.", code="island_exists") from None
     island.refresh_from_db()
     return island, credential
-
-
-def _used(token: EnrolmentToken) -> EnrolmentUsed:
-    audit.record(token.project, f"enrolment:{token.key_id}", "enrolment.reused", f"island {token.name}")
-    return EnrolmentUsed("The enrolment token has been used; ask an operator for a new one.")
 
 
 def heartbeat(

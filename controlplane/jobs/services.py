@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, F, OuterRef, Q
-from django.db.models.functions import Now
+from django.db.models import DateTimeField, DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value
+from django.db.models.functions import Least, Now
 from django.utils.module_loading import import_string
 
 from controlplane.audit import services as audit
@@ -29,6 +29,7 @@ log_ = structlog.get_logger(__name__)
 
 MAX_ATTEMPTS = 5
 RESEND_AFTER = timedelta(seconds=20)
+RESEND_AT_LEAST_EVERY = timedelta(minutes=10)
 State = Job.State
 JobId = uuid.UUID | str
 
@@ -182,13 +183,22 @@ def requeue_expired() -> list[Job]:
             _take_back(job)
     waiting = (
         Job.objects.filter(_not_waiting(), state=State.QUEUED)
-        .filter(Q(sent_at__isnull=True) | Q(sent_at__lt=Now() - RESEND_AFTER))
+        .filter(Q(sent_at__isnull=True) | Q(sent_at__lt=_sent_long_ago()))
         .order_by("queued_at")[:100]
     )
     jobs = list(waiting)
     if jobs:
         send(jobs)
     return jobs
+
+
+def _sent_long_ago() -> ExpressionWrapper:
+    """Before this, a wake-up counts as lost. The longer a job waits the rarer it is sent, so that a queue without
+    workers does not fill with copies."""
+    waited = Least(F("sent_at") - F("queued_at"), Value(RESEND_AT_LEAST_EVERY, output_field=DurationField()))
+    return ExpressionWrapper(
+        Now() - Value(RESEND_AFTER, output_field=DurationField()) - waited, output_field=DateTimeField()
+    )
 
 
 def _take_back(job: Job) -> None:

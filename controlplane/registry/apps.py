@@ -16,4 +16,4 @@ class RegistryConfig(AppConfig):
         from controlplane.jobs.signals import job_ended
         from controlplane.registry.services import fail_unfinished
 
-        job_ended.connect(lambda sender, job, **_: fail_unfinished(job), weak=False, dispatch_uid="registry")
+        job_ended.connect(lambda job, **_: fail_unfinished(job), weak=False, dispatch_uid="registry")

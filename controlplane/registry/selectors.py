@@ -110,20 +110,28 @@ def plan(run: Run, from_digest: str, to: int | None) -> planning.Plan:
             "There is no such version in this run." if to is not None else "The run has no ready version yet."
         )
     try:
-        return planning.plan(plan_nodes(run, target.number, from_digest), target.number, from_digest)
+        try:
+            return planning.plan(plan_nodes(run, target.number, from_digest), target.number, from_digest)
+        except planning.NoRoute:
+            # After a rewind the chain passes by the nearest anchor: look at all there is before saying no.
+            nodes = plan_nodes(run, target.number, from_digest, whole=True)
+            return planning.plan(nodes, target.number, from_digest)
     except planning.UnknownBase as error:
         raise Refusal(str(error), code="unknown_base") from error
     except planning.NoRoute as error:
         raise Refusal(str(error), code="no_route") from error
 
 
-def plan_nodes(run: Run, target: int, held: str) -> list[planning.Node]:
-    """The rows from the nearest anchor (or the held version, when that is older) up to the target, and what is held."""
+def plan_nodes(run: Run, target: int, held: str, *, whole: bool = False) -> list[planning.Node]:
+    """The rows from the nearest anchor (or the held version, when that is older) up to the target, and what is held.
+
+    With `whole`, from the first version on.
+    """
     up_to = Version.objects.filter(run=run, state=READY, number__lte=target)
     anchor = (
         Anchor.objects.filter(version__in=up_to).order_by("-version__number").values_list("version__number", flat=True)
     )
-    oldest = anchor.first() or 0
+    oldest = 0 if whole else anchor.first() or 0
     holding = Q(state_digest=held) if held else Q(pk__in=[])
     newest_held = up_to.filter(holding).order_by("-number").values_list("number", flat=True).first()
     oldest = oldest if newest_held is None else min(oldest, newest_held)

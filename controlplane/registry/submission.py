@@ -130,7 +130,7 @@ def read_inventory(run: uuid.UUID, sha256: str) -> Inventory:
 
 
 def require_same_inventory(run: Run, expected: str, found: str) -> None:
-    """Compares two inventory blobs by digest. Raises Unacceptable `inventory_mismatch` with the names of the tensors."""
+    """Compares two inventory blobs. Raises Unacceptable `inventory_mismatch` with the names of the tensors."""
     if expected == found:
         return
     try:

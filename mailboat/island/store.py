@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,9 @@ from mailboat.durable import (
     write_durably,
 )
 from mailboat.island.marker import Base, LogEntry, Marker
+from mailboat.island.shared_memory import SharedPlace
 from mailboat.manifest import BlobRef
 from mailboat.transfer import file_blob
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - tmpfs by that name on Linux; the folder inside is 0700
-SPARE = 64 << 20  # bytes of shared memory left free for others
 
 
 class Store:
@@ -46,6 +43,7 @@ class Store:
         with disk_full_as_error(self.root):
             for folder in (self.root, self.base_folder, self.log_folder, self.documents, self.incoming):
                 folder.mkdir(parents=True, exist_ok=True)
+        self._shared: SharedPlace | None = None
         self._lock = lock_file(
             self.root / "lock", f"Another process uses the store {self.root}; stop it or choose another --store."
         )
@@ -72,6 +70,8 @@ class Store:
 
     def close(self) -> None:
         """Lets another process use the store."""
+        if self._shared is not None:
+            self._shared.close()
         unlock_file(self._lock)
 
     # -- marker
@@ -220,18 +220,12 @@ class Store:
         """
         if chosen is not None:
             return chosen.absolute()
-        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
-        shared = SHARED_MEMORY / f"mailboat-{os.getuid()}" / name
         here = self.root / "image"
-        for folder in (shared, here):
-            if folder.exists():
-                return folder
-        if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free < needed + SPARE:
+        if here.exists():
             return here
-        shared.parent.mkdir(mode=0o700, exist_ok=True)
-        if shared.parent.stat().st_uid != os.getuid():
-            return here
-        return shared
+        if self._shared is None:
+            self._shared = SharedPlace(self.root)
+        return self._shared.folder if self._shared.folder and self._shared.fits(needed) else here
 
 
 def _sync_tree(folder: Path) -> None:

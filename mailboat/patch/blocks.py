@@ -22,6 +22,8 @@ Seeds = tuple[np.uint64, np.uint64]
 _NOTHING = np.empty(0, np.uint8)
 # Below one change in 16 elements, positions always win; above, sizes are compared.
 DENSE_FROM = 16
+# Where 15 in 16 elements changed, and 15 in 16 of the first changes are no steps, positions are not even tried.
+_OTHER_FROM, _OTHER_TO, _SAMPLED = 15, 16, 4096
 # Where more than one element in 8 changes, two scans cost less than visiting the words.
 _SCAN_FROM = 8
 
@@ -76,22 +78,45 @@ def encode(
     if changed == 0:
         return UNCHANGED
     compiled = kernels()
+    shape = {"width": width, "order": order}
+    if changed * _OTHER_TO >= elements * _OTHER_FROM and _mostly_literals(scratch, old, new, positions, **shape):
+        return _smaller_planes(scratch, old, new, elements * width, width)[0]
     r = rice_parameter(elements, changed)
     position_bytes = -(-int(compiled.rice_bits(positions, r)) // 8)
-    values = scratch.bytes("values", changed)
-    literals = scratch.bytes("literals", changed * width)
-    count = compiled.encode_values(old, new, positions, width, order, values, literals)
-    literals = literals[: count * width]
+    values, literals = _values(scratch, old, new, positions, **shape)
     if changed * DENSE_FROM > elements:
         size = position_bytes + estimate(values, "values") + estimate(literals, "literals")
-        planes = _planes(scratch, old, new, elements * width, width)
-        sizes = {XOR: _estimate_planes(planes[XOR], width), DENSE: _estimate_planes(planes[DENSE], width)}
-        best = XOR if sizes[XOR] <= sizes[DENSE] else DENSE
-        if sizes[best] < size:
-            return Encoded(best, _NOTHING, _NOTHING, _NOTHING, planes[best])
+        planes, planes_size = _smaller_planes(scratch, old, new, elements * width, width)
+        if planes_size < size:
+            return planes
     packed = scratch.bytes("packed", position_bytes)
     compiled.rice_encode(positions, r, packed)
     return Encoded(POSITIONAL, packed, values, literals, _NOTHING)
+
+
+def _values(
+    scratch: Scratch, old: Words, new: Words, positions: Positions, *, width: int, order: int
+) -> tuple[Bytes, Bytes]:
+    """Value codes and literals of the changes at `positions`."""
+    values = scratch.bytes("values", positions.size)
+    literals = scratch.bytes("literals", positions.size * width)
+    count = kernels().encode_values(old, new, positions, width, order, values, literals)
+    return values, literals[: count * width]
+
+
+def _mostly_literals(scratch: Scratch, old: Words, new: Words, positions: Positions, *, width: int, order: int) -> bool:
+    """Whether the first changes say that the block was replaced rather than moved: then steps can't pay."""
+    first = positions[:_SAMPLED]
+    literals = _values(scratch, old, new, first, width=width, order=order)[1]
+    return literals.size * _OTHER_TO >= first.size * width * _OTHER_FROM
+
+
+def _smaller_planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width: int) -> tuple[Encoded, int]:
+    """The block in planes, xor or dense, with its estimated size."""
+    planes = _planes(scratch, old, new, nbytes, width)
+    sizes = {number: _estimate_planes(planes[number], width) for number in (XOR, DENSE)}
+    best = XOR if sizes[XOR] <= sizes[DENSE] else DENSE
+    return Encoded(best, _NOTHING, _NOTHING, _NOTHING, planes[best]), sizes[best]
 
 
 def size_of(encoded: Encoded) -> int:

@@ -35,8 +35,9 @@ from mailboat.patch.format import (
 
 Column = npt.NDArray[Any]
 STREAMS = ("values", "literals", "dense")
-_TENSOR_COLUMNS = (("index", "<u4"), ("elements", "<u8"), ("row_elements", "<u8"), ("width", "u1"), ("changed", "<u8"))
-_BLOCK_COLUMNS = (("encoding", "u1"), ("block_changed", "<u4"), ("position_bytes", "<u4"), ("literals", "<u4"))
+# As they stand in the file, each in byte planes: small numbers then give long runs of zeros.
+_TENSOR_COLUMNS = (("gap", "<u4"), ("elements", "<u8"), ("row_elements", "<u8"), ("width", "u1"), ("is_changed", "u1"))
+_BLOCK_COLUMNS = (("encoding", "u1"), ("block_changed", "<u4"), ("slack", "<u4"), ("literals", "<u4"))
 
 
 def _refuse(what: str) -> NoReturn:
@@ -65,33 +66,59 @@ class Table:
 
     def to_bytes(self) -> bytes:
         """The raw table."""
-        head = np.array([len(self.index), *(len(self.chunks[name]) for name in STREAMS)], "<u4")
-        columns = [getattr(self, name).astype(dtype) for name, dtype in (*_TENSOR_COLUMNS, *_BLOCK_COLUMNS)]
-        sizes = [self.chunks[name].astype("<u4") for name in STREAMS]
-        return b"".join(part.tobytes() for part in (head, *columns, *sizes, self.group_words.astype("<u4")))
+        head = np.array([len(self.index), *(len(self.chunks[name]) for name in STREAMS)], "<u4").tobytes()
+        stored = {
+            "gap": np.diff(self.index.astype(np.int64), prepend=-1) - 1,
+            "is_changed": self.changed > 0,
+            "slack": self.position_bytes - self._least_position_bytes(),
+        }
+        columns = [
+            _to_planes(stored[name] if name in stored else getattr(self, name), dtype)
+            for name, dtype in (*_TENSOR_COLUMNS, *_BLOCK_COLUMNS)
+        ]
+        sizes = (*(self.chunks[name] for name in STREAMS), self.group_words)
+        return b"".join([head, *columns, *(_to_planes(column, "<u4") for column in sizes)])
 
     @classmethod
     def from_bytes(cls, raw: bytes, tensors: int) -> Table:
         """Parse and check everything that can be checked without the inventory. Raises PatchError, UnknownCodec."""
         reader = _Reader(raw)
-        count, *chunk_counts = (int(x) for x in reader.take("<u4", 4))
-        columns = {name: reader.take(dtype, count) for name, dtype in _TENSOR_COLUMNS}
-        blocks = sum(_block_counts(columns))
-        if int(columns["index"][-1] if count else 0) >= max(tensors, 1):
+        count, *chunk_counts = (int.from_bytes(reader.bytes(4), "little") for _ in range(4))
+        columns = {name: reader.column(dtype, count) for name, dtype in _TENSOR_COLUMNS}
+        index = np.cumsum(columns.pop("gap").astype(np.int64) + 1) - 1
+        if count and index[-1] >= tensors:
             _refuse("a tensor beyond the inventory")
-        columns |= {name: reader.take(dtype, blocks) for name, dtype in _BLOCK_COLUMNS}
-        chunks = {name: reader.take("<u4", n) for name, n in zip(STREAMS, chunk_counts, strict=True)}
-        table = cls(**columns, chunks=chunks, group_words=np.empty(0, np.uint32))
-        table = replace(table, group_words=reader.take("<u4", table.groups))
+        is_changed = columns.pop("is_changed")
+        if (is_changed > 1).any():
+            _refuse("a flag other than 0 and 1")
+        blocks = sum(_block_counts(**columns, changed=is_changed))
+        columns |= {name: reader.column(dtype, blocks) for name, dtype in _BLOCK_COLUMNS}
+        chunks = {name: reader.column("<u4", n) for name, n in zip(STREAMS, chunk_counts, strict=True)}
+        group_words = reader.column("<u4", reader.left // 4)
         reader.end()
-        table._check()
+        slack = columns.pop("slack")
+        # Where blocks lie follows from the flags; positions and totals follow from the blocks.
+        draft = cls(
+            **columns, index=index, changed=is_changed, position_bytes=slack, chunks=chunks, group_words=group_words
+        )
+        draft._check_blocks()
+        draft._check_groups()
+        total = np.zeros(count, np.int64)
+        np.add.at(total, draft.block_tensor, draft.block_changed.astype(np.int64))
+        if ((total > 0) != (is_changed > 0)).any():
+            _refuse("a tensor without changes marked as changed")
+        least = draft._least_position_bytes()
+        table = replace(draft, changed=total, position_bytes=least + slack)
+        table._check_position_bytes()
+        for name in STREAMS:
+            table._check_chunks(name)
         return table
 
     @cached_property
     def block_start(self) -> Column:
         """For each carried tensor the number of its first block; one more entry holds the total."""
-        columns = {name: getattr(self, name) for name, _ in _TENSOR_COLUMNS}
-        return np.concatenate([[0], np.cumsum(_block_counts(columns), dtype=np.int64)]).astype(np.int64)
+        counts = _block_counts(self.elements, self.row_elements, self.width, self.changed)
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
     @cached_property
     def block_tensor(self) -> Column:
@@ -168,9 +195,7 @@ class Table:
         """Names of the encodings in use, sorted."""
         return tuple(sorted(ENCODING_NAMES[int(number)] for number in np.unique(self.encoding) if number != SAME))
 
-    def _check(self) -> None:
-        if len(self.index) > 1 and not (self.index[1:] > self.index[:-1]).all():
-            _refuse("tensors out of order or twice")
+    def _check_blocks(self) -> None:
         for number in np.unique(self.encoding):
             if number != SAME and number not in KNOWN_ENCODINGS:
                 name = ENCODING_NAMES.get(int(number), f"number {number}")
@@ -183,31 +208,35 @@ class Table:
             _refuse("an encoding that does not fit its count")
         if (self.literals > self.block_changed).any() or self.literals[self.encoding != POSITIONAL].any():
             _refuse("more literals than changes")
+        if self.position_bytes[self.encoding != POSITIONAL].any():
+            _refuse("position bytes that do not fit the encoding")
+
+    def _check_groups(self) -> None:
         contextual = self.encoding == CONTEXTUAL
         if (self.block_changed[contextual] > self.block_elements[contextual] // CONTEXTUAL_SHARE).any():
             _refuse("more contextual changes than a quarter")
+        if len(self.group_words) != self.groups:
+            _refuse("bytes are left over, or coding groups without a size")
         if (self.group_words == 0).any() or (self.group_words > MAX_GROUP_WORDS).any():
             _refuse("a coding group of a size out of bounds")
-        total = np.zeros(len(self.index), np.int64)
-        np.add.at(total, self.block_tensor, self.block_changed.astype(np.int64))
-        if (total != self.changed.astype(np.int64)).any():
-            _refuse("counts of blocks that do not add up to their tensor's")
-        self._check_position_bytes()
-        for name in STREAMS:
-            self._check_chunks(name)
+
+    def _least_position_bytes(self) -> Column:
+        """For each positional block the bytes of its Rice codes if every quotient were 0; 0 for other blocks."""
+        positional = self.encoding == POSITIONAL
+        n, k = (
+            np.where(positional, column, 1).astype(np.int64) for column in (self.block_elements, self.block_changed)
+        )
+        return np.where(positional, -(-k * (1 + rice_parameters(n, k)) // 8), 0)
 
     def _check_position_bytes(self) -> None:
         positional = self.encoding == POSITIONAL
-        if ((self.position_bytes > 0) != positional).any():
-            _refuse("position bytes that do not fit the encoding")
         n, k, size = (
             column[positional].astype(np.int64)
             for column in (self.block_elements, self.block_changed, self.position_bytes)
         )
         r = rice_parameters(n, k)
-        least = k * (1 + r)
-        if ((least > size * 8) | (size * 8 >= ((n - k) >> r) + least + 8)).any():
-            _refuse("position bytes out of bounds")
+        if (size * 8 >= ((n - k) >> r) + k * (1 + r) + 8).any():
+            _refuse("more position bytes than any positions take")
 
     def _check_chunks(self, name: str) -> None:
         raw = self.raw_size(name)
@@ -228,31 +257,44 @@ class _Reader:
         self._raw = raw
         self._at = 0
 
-    def take(self, dtype: str, count: int) -> Column:
-        size = np.dtype(dtype).itemsize * count
+    @property
+    def left(self) -> int:
+        """Bytes that no column has taken."""
+        return len(self._raw) - self._at
+
+    def bytes(self, size: int) -> bytes:
         if size > len(self._raw) - self._at:
             _refuse("it ends too early")
-        column = np.frombuffer(self._raw, dtype, count, self._at).copy()
         self._at += size
-        return column
+        return self._raw[self._at - size : self._at]
+
+    def column(self, dtype: str, count: int) -> Column:
+        size = np.dtype(dtype).itemsize
+        planes = np.frombuffer(self.bytes(size * count), np.uint8).reshape(size, count)
+        return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
 
     def end(self) -> None:
         if self._at != len(self._raw):
             _refuse("bytes are left over")
 
 
-def _block_counts(columns: dict[str, Column]) -> list[int]:
-    """Blocks of each carried tensor (none where nothing changed), after checking the shapes that they derive from."""
-    elements, row, width, changed = (columns[name] for name in ("elements", "row_elements", "width", "changed"))
+def _to_planes(column: Column, dtype: str) -> bytes:
+    """A column's lowest bytes, then the second ones, and so on."""
+    data = np.ascontiguousarray(column.astype(dtype)).view(np.uint8)
+    return data.reshape(len(column), np.dtype(dtype).itemsize).T.tobytes()
+
+
+def _block_counts(elements: Column, row_elements: Column, width: Column, changed: Column) -> list[int]:
+    """Blocks of each tensor (none where nothing changed), after checking the shapes that they derive from."""
     if not np.isin(width, (1, 2, 4, 8)).all():
         _refuse("an element width other than 1, 2, 4, 8")
-    if (elements > MAX_TENSOR_BYTES // width.astype(np.uint64)).any() or (changed > elements).any():
-        _refuse("counts beyond the shape")
-    if ((row == 0) != (elements == 0)).any() or (elements % np.maximum(row, 1) != 0).any():
+    if (elements > MAX_TENSOR_BYTES // width.astype(np.uint64)).any():
+        _refuse("a tensor beyond all bounds")
+    if ((row_elements == 0) != (elements == 0)).any() or (elements % np.maximum(row_elements, 1) != 0).any():
         _refuse("rows that do not divide their tensor")
     counts = [0] * len(elements)
     for place in np.flatnonzero(changed).tolist():
-        counts[place] = Geometry(int(elements[place]), int(row[place]), 1).blocks
+        counts[place] = Geometry(int(elements[place]), int(row_elements[place]), 1).blocks
     return counts
 
 

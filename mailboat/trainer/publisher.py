@@ -179,6 +179,11 @@ class Publisher:
             return _Standing(info, newest, None, None)
         image = self._copy.bring_to(info.latest_ready, self._api, self._run, info.id)
         parent = ParentRef(info.latest_ready.number, info.latest_ready.state_digest)
+        same = newest is not None and newest.number == parent.number
+        ready = newest if same and newest is not None else self._api.version(self._run, parent.number)
+        if ready.epoch != info.epoch:
+            # The first version of an epoch stands alone: it is the trainer's exact bytes, whatever came before.
+            return _Standing(info, newest, None, image)
         return _Standing(info, newest, parent, image)
 
     # -- one version

@@ -105,9 +105,9 @@ def _run(home: Path, arguments: argparse.Namespace) -> int:
 
 
 def _drop(home: Path) -> None:
-    from controlplane.embedded.postgres import EmbeddedPostgres
+    from controlplane.embedded.postgres import remove
 
-    EmbeddedPostgres(home).stop()
+    remove(home)  # the cluster may lie outside
     shutil.rmtree(home, ignore_errors=True)
 
 

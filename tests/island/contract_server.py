@@ -267,6 +267,7 @@ class ContractServer:
         patch = manifest.patch
         return {
             "number": number,
+            "epoch": manifest.epoch,
             "state": version.state,
             "reason": version.reason,
             "state_digest": manifest.state,

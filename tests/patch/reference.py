@@ -26,12 +26,22 @@ class Cursor:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
-    def column(self, size: int, count: int) -> list[int]:
-        """`count` integers of `size` bytes."""
+    def numbers(self, size: int, count: int) -> list[int]:
+        """`count` integers of `size` bytes, one after the other."""
+        return [self.planes(size, 1)[0] for _ in range(count)]
+
+    def planes(self, size: int, count: int) -> list[int]:
+        """A column: all lowest bytes, then the second ones, and so on."""
         raw = self.data[self.at : self.at + size * count]
         assert len(raw) == size * count
         self.at += size * count
-        return [int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)]
+        return [sum(raw[plane * count + i] << 8 * plane for plane in range(size)) for i in range(count)]
+
+
+def rice_parameter(elements: int, changed: int) -> int:
+    """Low bits of a gap."""
+    q = (elements - changed) * 77 // (80 * changed)
+    return max(0, q.bit_length() - 1)
 
 
 def block_sizes(elements: int, row: int) -> list[int]:
@@ -86,25 +96,32 @@ class Part:
         self.side = {name[5:]: content for name, content in entry.items() if name.startswith("side:")}
         table = Cursor(zstd.decompress(entry["table"]))
         assert len(table.data) == int(self.metadata["table_bytes"])
-        n, *chunk_counts = table.column(4, 4)
-        self.index = table.column(4, n)
-        self.elements, self.row = table.column(8, n), table.column(8, n)
-        self.width, self.changed = table.column(1, n), table.column(8, n)
+        n, *chunk_counts = table.numbers(4, 4)
+        self.index, last = [], -1
+        for skipped in table.planes(4, n):
+            last += skipped + 1
+            self.index.append(last)
+        self.elements, self.row = table.planes(8, n), table.planes(8, n)
+        self.width, is_changed = table.planes(1, n), table.planes(1, n)
         self.sizes = [
-            block_sizes(e, r) if k else [] for e, r, k in zip(self.elements, self.row, self.changed, strict=True)
+            block_sizes(e, r) if flag else [] for e, r, flag in zip(self.elements, self.row, is_changed, strict=True)
         ]
         m = sum(map(len, self.sizes))
-        self.encoding = table.column(1, m)
-        self.block_changed, self.position_bytes, self.literal_counts = (table.column(4, m) for _ in range(3))
-        chunks = [table.column(4, count) for count in chunk_counts]
+        self.encoding = table.planes(1, m)
+        self.block_changed, slack, self.literal_counts = (table.planes(4, m) for _ in range(3))
+        chunks = [table.planes(4, count) for count in chunk_counts]
         self.windows = self._windows()
-        words = table.column(4, len({w for w in self.windows if w is not None}))
+        words = table.planes(4, len({w for w in self.windows if w is not None}))
         assert table.at == len(table.data)
         contextual = Cursor(entry.get("contextual", b""))
-        self.words = [contextual.column(4, count) for count in words]
+        self.words = [contextual.numbers(4, count) for count in words]
         assert contextual.at == len(contextual.data)
         widths = [w for w, sizes in zip(self.width, self.sizes, strict=True) for _ in sizes]
         flat = [size for sizes in self.sizes for size in sizes]
+        self.position_bytes = [
+            -(-k * (1 + rice_parameter(size, k)) // 8) + more if kind == 3 else 0
+            for size, k, kind, more in zip(flat, self.block_changed, self.encoding, slack, strict=True)
+        ]
         raw_sizes = [
             sum(k for k, e in zip(self.block_changed, self.encoding, strict=True) if e == 3),
             sum(count * w for count, w in zip(self.literal_counts, widths, strict=True)),
@@ -154,8 +171,7 @@ class Part:
                         bytes(a ^ b for a, b in zip(elements, old[span], strict=True)) if kind == 2 else elements
                     )
                 elif kind == 3:
-                    q = (size - k) * 77 // (80 * k)
-                    r = max(0, q.bit_length() - 1)
+                    r = rice_parameter(size, k)
                     position = -1
                     for gap in gaps(take("positions", self.position_bytes[block]), k, r):
                         position += gap + 1

@@ -132,7 +132,7 @@ def test_memory_does_not_follow_the_tensor(tmp_path: Path, share: float) -> None
     base, target = tmp_path / "base.safetensors", tmp_path / "target.safetensors"
     bench.write_random(base, 192 * MIB, tensors=1, seed=1)
     bench.write_changed(base, target, share, seed=2)
-    for task in ("build", "apply"):
+    for task in ("build", "apply", "image"):
         arguments = [
             sys.executable,
             str(ROOT / "bench" / "patch"),
@@ -143,7 +143,7 @@ def test_memory_does_not_follow_the_tensor(tmp_path: Path, share: float) -> None
             str(tmp_path),
         ]
         done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["peak"] < 128 * MIB
+        assert json.loads(done.stdout)["peak"] < 160 * MIB
 
 
 def test_parameters_are_the_same_one_by_one_and_together() -> None:

@@ -161,6 +161,24 @@ def test_a25_other_tensors_are_refused(harbour: Harbour) -> None:
         assert trainer.publish(weights()).number == 1
 
 
+def test_a15_first_version_of_an_epoch_is_the_exact_bytes(harbour: Harbour, tmp_path: Path) -> None:
+    config = {"config.json": b"{}"}
+    with (
+        harbour.publisher() as trainer,
+        island(harbour.server, tmp_path / "store", token=harbour.enrol("skerry"), poll_seconds=1),
+    ):
+        trainer.publish(weights(), side_files=config)
+        trainer.publish(weights(1))
+        eventually(lambda: harbour.at("skerry") == 1)
+        assert harbour.operator.open_epoch("voyage", 0, "resumed from step 0") == 1
+        version = trainer.publish(weights(2))
+        assert (version.number, version.patch_bytes) == (2, None), "numbers go on"
+        eventually(lambda: harbour.at("skerry") == 2)
+        assert held_state(tmp_path / "store") == version.digest
+        assert version.digest == measure(ArraySource(weights(2), side_files=config)).digest
+        assert trainer.publish(weights(2)).changed == 0
+
+
 def test_a51_token_works_once(harbour: Harbour, tmp_path: Path) -> None:
     with harbour.publisher() as trainer:
         trainer.publish(weights())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.source import ArraySource
@@ -52,7 +54,7 @@ def test_first_version_is_an_anchor_of_the_exact_bytes(server: ContractServer, t
         assert measure(checkpoint).digest == version.digest == server.versions[0].manifest.state
 
 
-def test_lone_file_and_shards_keep_their_layout(server: ContractServer, tmp_path: Path) -> None:
+def test_lone_file_is_a_folder_of_one_file(server: ContractServer, tmp_path: Path) -> None:
     write_checkpoint(ArraySource(tensors()), tmp_path / "weights.safetensors")
     with publisher(server) as trainer:
         version = trainer.publish_checkpoint(tmp_path / "weights.safetensors")
@@ -61,6 +63,31 @@ def test_lone_file_and_shards_keep_their_layout(server: ContractServer, tmp_path
     anchor = server.versions[0].anchor
     assert anchor is not None
     assert [file["path"] for file in anchor] == ["model.safetensors"]
+
+
+def test_shards_keep_their_layout_on_every_island(server: ContractServer, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    weights = tensors()
+    shards = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b", "empty", "scalar"]}
+
+    def write() -> None:
+        for shard, names in shards.items():
+            save_file({name: weights[name] for name in names}, folder / shard)
+        weight_map = {name: shard for shard, names in shards.items() for name in names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    with publisher(server) as trainer:
+        write()
+        trainer.publish_checkpoint(folder)
+        weights["a"][3] += 1
+        write()
+        version = trainer.publish_checkpoint(folder)
+    with island(server, tmp_path / "store", once=True, export=tmp_path / "export") as running:
+        running.join()
+    assert held_state(tmp_path / "store") == version.digest
+    for name in (*shards, "model.safetensors.index.json"):
+        assert (tmp_path / "export" / "current" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_patches_start_from_the_last_ready_version(server: ContractServer, tmp_path: Path) -> None:

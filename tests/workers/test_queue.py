@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -35,6 +38,13 @@ def test_a_message_wakes_a_worker_at_once(run: Any, start_worker: StartWorker) -
     second = enqueue(run, "two")
     eventually(lambda: ended(second))
     assert time.monotonic() - started < 1.5
+
+
+def test_another_broker_is_a_setting(run: Any, database_url: str) -> None:
+    environment = {**os.environ, "DATABASE_URL": database_url, "MAILBOAT_BROKER_URL": "amqp://rabbit.example/mailboat"}
+    ask = "from workers.app import app; print(app.conf.broker_url, app.conf.broker_transport_options)"
+    said = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "amqp://rabbit.example/mailboat {}"
 
 
 def test_a50_a_lost_message_is_sent_again_by_the_sweeper(run: Any, start_worker: StartWorker) -> None:

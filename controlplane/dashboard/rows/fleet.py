@@ -12,7 +12,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.db.models import Count, F, OuterRef, Q, Subquery
+from django.db.models.functions import Now
 from django.http import QueryDict
 from django.urls import reverse
 
@@ -20,7 +22,7 @@ from controlplane.dashboard import badges
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.fleet import selectors as fleet
 from controlplane.fleet.models import Challenge, Island
-from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, Health, Sync
+from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, LOST_BEATS, Health, Sync
 from controlplane.registry.models import Channel, Project, Run, Version
 
 HEADS = 6
@@ -174,8 +176,13 @@ def _health_reason(found: fleet.FleetRow) -> str:
 
 
 def lost_islands(project: Project) -> int:
-    """How many islands of the project are lost: the number in the title and on the favicon."""
-    return sum(row.health == Health.LOST for row in fleet.fleet(project))
+    """How many islands of the project are lost: the number in the title and on the favicon of every page.
+
+    The same rule as `fleet.status.health`, counted by the database: it is asked for with each poll.
+    """
+    silence = timedelta(seconds=LOST_BEATS * settings.MAILBOAT_HEARTBEAT_SECONDS)
+    silent = Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - silence)
+    return Island.objects.filter(silent, project=project, enabled=True).count()
 
 
 def heads(project: Project) -> list[HeadRow]:

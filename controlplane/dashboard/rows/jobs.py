@@ -52,7 +52,7 @@ def job_row(job: Job, names: Mapping[str, str]) -> JobRow:
         state=badge(badges.JOB, job.state, job.error),
         progress=_progress(job),
         seconds=(finished - started).total_seconds() if started and finished else None,
-        waited=(started - job.queued_at).total_seconds() if started else None,
+        waited=max(0.0, (started - job.queued_at).total_seconds()) if started else None,
     )
 
 

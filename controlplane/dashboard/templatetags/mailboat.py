@@ -17,6 +17,8 @@ register = template.Library()
 
 register.filter("size", wording.size)
 register.filter("duration", wording.duration)
+register.filter("foldable", wording.foldable)
+register.filter("counting", wording.page_title)
 register.filter("thousands", wording.thousands)
 
 

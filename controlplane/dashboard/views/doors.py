@@ -21,7 +21,7 @@ class Door(LoginView):
 
     template_name = "dashboard/login.html"
     redirect_authenticated_user = True
-    extra_context = {"title": "Log in"}
+    extra_context = {"title": "Log in", "lost": 0}
 
 
 @require_safe
@@ -31,7 +31,7 @@ def home(request: HttpRequest) -> HttpResponseBase:
         return sign_in(cast(PageRequest, request))
     first = accounts.memberships(request.user).first()
     if first is None:
-        return render(request, "dashboard/no_project.html", {"title": "No project"})
+        return render(request, "dashboard/no_project.html", {"title": "No project", "lost": 0})
     return redirect("dashboard:fleet", first.project.slug)
 
 

@@ -369,3 +369,24 @@ def test_schema_is_valid(client: Client, db: None) -> None:
 def test_policy_allows_no_inline_scripts(client: Client, db: None) -> None:
     policy = client.get("/health/live")["Content-Security-Policy"]
     assert "script-src 'self'" in policy and "unsafe-inline" not in policy
+
+
+def test_a_fault_of_ours_is_a_problem_document(project: Project, token: Callable[..., Api], monkeypatch: Any) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("secret detail")
+
+    api = token("viewer")
+    monkeypatch.setattr("controlplane.registry.selectors.runs", broken)
+    api.client.raise_request_exception = False
+    assert "secret" not in problem(api.get("runs"), 500, "internal_error")["detail"]
+
+
+def test_a_database_that_is_away_is_503(project: Project, token: Callable[..., Api], monkeypatch: Any) -> None:
+    from django.db import OperationalError
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("connection refused")
+
+    api = token("viewer")
+    monkeypatch.setattr("controlplane.registry.selectors.runs", away)
+    problem(api.get("runs"), 503, "unavailable")

@@ -176,3 +176,13 @@ def test_a_job_waits_for_the_one_before_it(
         services.fail(job.pk, "w1", "no")
     assert sent == [(str(second.pk), "replay")]
     assert services.claim(second.pk, "w1") is not None
+
+
+@pytest.mark.parametrize(
+    ("queued", "sent_before", "again"), [(20, 15, False), (30, 25, True), (300, 100, False), (9000, 700, True)]
+)
+def test_a_lost_wake_up_is_sent_again_and_ever_rarer(job: Job, queued: int, sent_before: int, again: bool) -> None:
+    Job.objects.filter(pk=job.pk).update(
+        queued_at=Now() - timedelta(seconds=queued), sent_at=Now() - timedelta(seconds=sent_before)
+    )
+    assert services.requeue_expired() == ([job] if again else [])

@@ -22,7 +22,7 @@ from tests.controlplane.making import build, upload
 pytestmark = pytest.mark.django_db
 WORKERS = st.sampled_from(["w1", "w2"])
 NAMES = count()
-MODEST = settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+MODEST = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class InTransaction(RuleBasedStateMachine):

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from controlplane.jobs.models import Job
-from controlplane.registry import blobs, services
+from controlplane.registry import blobs, selectors, services
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Anchor, Blob, Patch, Run, Version
 from tests.controlplane.making import Built, build, commit, inventory_of, make_ready, ready, series, upload
@@ -263,3 +263,14 @@ def test_an_empty_patch_is_a_version_of_its_own(run: Run) -> None:
     upload(run, built)
     version = make_ready(send(run, built)[0])
     assert (version.number, version.state_digest) == (1, first.state_digest)
+
+
+def test_a_rewind_past_the_nearest_anchor_has_a_route(run: Run) -> None:
+    first = ready(run, 0)
+    second = ready(run, 1, first)
+    ready(run, 2, second, anchored=True)
+    services.begin_epoch(run, 1, "Resumed from step 10.", actor="test")
+    rewound = ready(run, 3, second, epoch=1)
+    steps = selectors.plan(run, "", 3).steps
+    assert [step.get("version", step.get("to")) for step in steps] == [0, 1, 3]
+    assert len(selectors.plan(run, second.state_digest, rewound.number).steps) == 1

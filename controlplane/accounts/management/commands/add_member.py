@@ -25,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("project")
         parser.add_argument("role", choices=Membership.Role.values)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         """Says what holds now."""
         user = get_user_model().objects.filter(username=options["user"]).first()
         if user is None:

@@ -28,7 +28,7 @@ class Command(BaseCommand):
         parser.add_argument("--name", required=True)
         parser.add_argument("--days", type=int, help="days until it expires; without it, never")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         """Prints the token alone, so that a script can take it."""
         days = options["days"]
         if days is not None and not 0 < days <= 36500:
@@ -38,7 +38,6 @@ class Command(BaseCommand):
         except Refusal as error:
             raise CommandError(f"{error.detail} Make it with create_project.") from error
         lifetime = None if days is None else timedelta(days=days)
-        _, plaintext = services.create_token(
-            project, options["role"], options["name"], actor="command line", lifetime=lifetime
-        )
-        self.stdout.write(plaintext)
+        actor = "command line"
+        made = services.create_token(project, options["role"], options["name"], actor=actor, lifetime=lifetime)
+        self.stdout.write(made[1])

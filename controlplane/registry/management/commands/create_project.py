@@ -24,7 +24,7 @@ class Command(BaseCommand):
         parser.add_argument("--name", default="")
         parser.add_argument("--exists-ok", action="store_true")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         """Says what was made."""
         slug = options["slug"]
         try:

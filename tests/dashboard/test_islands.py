@@ -1,0 +1,128 @@
+"""One island, its verification, and the way in for new ones."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from django.test import Client
+from django.utils import timezone
+
+from controlplane.fleet import services as fleet
+from controlplane.fleet.models import EnrolmentToken, Island
+from controlplane.jobs.models import Job
+from tests import factories as make
+from tests.dashboard.conftest import World, live
+
+
+def _page(client: Client, url: str) -> str:
+    return " ".join(client.get(url).content.decode().split())
+
+
+def _form(world: World, **fields: str) -> dict[str, str]:
+    channel = world.run.channels.get(name="latest")
+    return {
+        "name": "hel1-b",
+        "channel": str(channel.pk),
+        "provider": "hetzner",
+        "region": "hel1",
+        "engine": "checkpoint",
+    } | fields
+
+
+def test_island_page_shows_phases_and_verifications(world: World, owner: Client) -> None:
+    make.mk_sync(
+        world.island, world.versions[2], outcome="failed", accepted=False, verified=False, error="Part 0 broke off."
+    )
+    page = _page(owner, world.pages["island"])
+    for words in (
+        "210 ms",
+        "340 ms",
+        "50 ms",
+        "Part 0 broke off.",
+        "Passed",
+        "3 random ranges, 9.00 KiB",
+        "At the head.",
+    ):
+        assert words in page, words
+
+
+def test_report_that_was_not_accepted_is_not_called_verified(world: World, owner: Client) -> None:
+    make.mk_sync(world.island, world.versions[2], accepted=False)
+    assert "Not accepted" in _page(owner, world.pages["island"])
+
+
+def test_verify_starts_a_job_and_a_second_one_joins_it(world: World, owner: Client) -> None:
+    address = world.url(f"islands/{world.island.pk}/verify/")
+    first = owner.post(address)
+    job = Job.objects.get(kind="verify", state="queued")
+    assert first["Location"] == world.url(f"jobs/{job.pk}/")
+    assert "already under way" in owner.post(address, follow=True).content.decode()
+
+
+def test_verify_of_an_island_that_holds_nothing_is_refused_in_words(world: World, owner: Client) -> None:
+    bare = make.mk_island(world.run, "bare")
+    answer = owner.post(world.url(f"islands/{bare.pk}/verify/"), follow=True)
+    assert "has not reported any verified version yet" in answer.content.decode()
+
+
+def test_registration_shows_the_token_once(world: World, owner: Client) -> None:
+    answer = owner.post(world.url("islands/register/"), _form(world))
+    page = answer.content.decode()
+    token = EnrolmentToken.objects.get(name="hel1-b")
+    plaintext = re.findall(r"--token (\S+)", page)[0]
+    assert answer["Cache-Control"] == "no-store"
+    assert "mailboat island run" in page
+    assert "Waiting for hel1-b" in page
+    assert token.digest not in page
+    again = owner.get(world.url(f"islands/register/{token.pk}/")).content.decode()
+    assert plaintext not in again
+    assert "Waiting for hel1-b" in again
+
+
+def test_registration_waits_for_the_first_heartbeat(world: World, owner: Client) -> None:
+    page = owner.post(world.url("islands/register/"), _form(world)).content.decode()
+    token = EnrolmentToken.objects.get(name="hel1-b")
+    address = world.url(f"islands/register/{token.pk}/")
+    assert f'hx-get="{address}"' in page
+    plaintext = re.findall(r"--token (\S+)", page)[0]
+    island, _ = fleet.enrol("harbour", plaintext, hostname="node-7")
+    waiting = live(owner, address).content.decode()
+    assert "waiting for the first heartbeat" in waiting
+    assert "data-live" in waiting
+    Island.objects.filter(pk=island.pk).update(last_seen_at=timezone.now() + timedelta(seconds=1))
+    arrived = live(owner, address).content.decode()
+    assert "hel1-b has arrived" in arrived
+    assert "data-live" not in arrived
+    assert world.url(f"islands/{island.pk}/") in arrived
+
+
+def test_token_that_ended_unused_says_so(world: World, owner: Client) -> None:
+    token = make.mk_enrolment(world.run, "late", expires_at=timezone.now() - timedelta(minutes=1))
+    page = owner.get(world.url(f"islands/register/{token.pk}/")).content.decode()
+    assert "The token has ended unused" in page
+    assert "data-live" not in page
+
+
+def test_registration_errors_stand_beside_their_field(world: World, owner: Client) -> None:
+    page = owner.post(world.url("islands/register/"), _form(world, name="fsn1-a")).content.decode()
+    assert "There is an island fsn1-a in this project already; choose another name." in page
+    assert 'aria-invalid="true"' in page
+    for name in ("", "two words", "x" * 61, "<b>"):
+        answer = owner.post(world.url("islands/register/"), _form(world, name=name))
+        assert 'class="error"' in answer.content.decode(), name
+    assert not EnrolmentToken.objects.exists()
+
+
+def test_registration_refuses_channels_of_others(world: World, owner: Client) -> None:
+    other = make.mk_run(make.mk_project("other"))
+    page = owner.post(world.url("islands/register/"), _form(world, channel=str(other.channels.get().pk)))
+    assert "Select a valid choice" in page.content.decode()
+    assert not EnrolmentToken.objects.exists()
+
+
+def test_enrolments_of_others_are_not_found(world: World, owner: Client, mate: Client) -> None:
+    other = make.mk_enrolment(make.mk_run(make.mk_project("other")))
+    assert owner.get(world.url(f"islands/register/{other.pk}/")).status_code == 404
+    own = make.mk_enrolment(world.run)
+    assert mate.get(world.url(f"islands/register/{own.pk}/")).status_code == 403

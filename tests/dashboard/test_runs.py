@@ -1,0 +1,96 @@
+"""Runs, versions and replays."""
+
+from __future__ import annotations
+
+from django.test import Client
+
+from controlplane.jobs.models import Job
+from controlplane.registry.models import Version
+from tests import factories as make
+from tests.dashboard.conftest import World
+
+
+def _page(client: Client, url: str) -> str:
+    return " ".join(client.get(url).content.decode().split())
+
+
+def test_run_page_shows_chart_with_its_numbers(world: World, owner: Client) -> None:
+    page = _page(owner, world.pages["run"])
+    assert page.count('class="dot"') == 3
+    assert page.count('class="anchor-dot"') == 1
+    assert "full checkpoint 42.9 MiB" in page
+    assert "1,000,000" in page
+    assert "2.22 %" in page
+
+
+def test_range_of_the_chart_is_in_the_address(world: World, owner: Client) -> None:
+    parent = world.versions[-1]
+    for number in range(4, 40):
+        parent = make.mk_version(world.run, number, parent=parent)
+    assert _page(owner, world.url("runs/demo/?last=20")).count('class="dot"') == 20
+    for nonsense in ("x", "-1", "5", "9" * 50):
+        assert owner.get(world.url(f"runs/demo/?last={nonsense}&before={nonsense}")).status_code == 200
+
+
+def test_versions_come_in_pages(world: World, owner: Client) -> None:
+    parent = world.versions[-1]
+    for number in range(4, 40):
+        parent = make.mk_version(world.run, number, parent=parent)
+    first = _page(owner, world.pages["run"])
+    assert 'id="version-39"' in first
+    assert 'id="version-14"' not in first
+    assert "before=15" in first
+    second = _page(owner, world.url("runs/demo/?before=15"))
+    assert 'id="version-14"' in second
+    assert 'id="version-0"' in second
+
+
+def test_head_and_failed_state_with_reason(world: World, owner: Client) -> None:
+    make.mk_version(world.run, 4, parent=world.versions[-1], state="failed", reason="Digest of b.weight differs.")
+    page = _page(owner, world.pages["run"])
+    row = page.split('id="version-4"')[1].split("</tr>")[0]
+    assert "Failed" in row
+    assert "Digest of b.weight differs." in row
+    assert "/versions/4/replay/" not in row
+    assert "latest" in page.split('id="version-3"')[1].split("</tr>")[0]
+
+
+def test_version_page_tells_lineage_and_holders(world: World, owner: Client) -> None:
+    page = _page(owner, world.url("runs/demo/versions/3/"))
+    assert world.versions[3].state_digest in page
+    assert 'href="/projects/harbour/runs/demo/versions/2/"' in page
+    assert "fsn1-a" in page
+    assert "45× smaller" in page
+    anchor = _page(owner, world.url("runs/demo/versions/0/"))
+    assert "42.9 MiB in 1 file" in anchor
+    assert "none: the start of its run or epoch" in anchor
+
+
+def test_replay_starts_a_job_and_a_second_one_joins_it(world: World, owner: Client) -> None:
+    address = world.url("runs/demo/versions/3/replay/")
+    first = owner.post(address)
+    job = Job.objects.get(kind="replay", state="queued")
+    assert first["Location"] == world.url(f"jobs/{job.pk}/")
+    assert job.requested_by == "owner"
+    second = owner.post(address, follow=True)
+    assert second.redirect_chain[0][0] == first["Location"]
+    assert "already under way" in second.content.decode()
+    assert Job.objects.filter(kind="replay", state="queued").count() == 1
+
+
+def test_replay_of_what_is_not_ready_is_refused_in_words(world: World, owner: Client) -> None:
+    Version.objects.filter(run=world.run, number=3).update(state="validating", ready_at=None)
+    answer = owner.post(world.url("runs/demo/versions/3/replay/"), follow=True)
+    assert "only ready versions can be replayed" in answer.content.decode()
+    assert not Job.objects.filter(state="queued").exists()
+    assert owner.post(world.url("runs/demo/versions/77/replay/")).status_code == 404
+
+
+def test_run_list(world: World, owner: Client) -> None:
+    make.mk_run(world.project, "empty")
+    page = _page(owner, world.pages["runs"])
+    assert "v3" in page.split("run-" + str(world.run.pk))[1].split("</tr>")[0]
+    assert "empty" in page
+    empty = _page(owner, world.url("runs/empty/"))
+    assert "No version yet" in empty
+    assert "Nothing to draw yet" in empty

@@ -1,0 +1,92 @@
+"""The commands as people type them: exit status, one sentence, clean stops."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mailboat.checkpoint.files import Checkpoint
+from mailboat.digest import measure
+from tests.island.contract_server import PROJECT, ContractServer
+from tests.island.fleet import Trainer, held_state, start_process
+
+
+def mailboat(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command."""
+    command = [sys.executable, "-m", "mailboat.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_publish_and_island_run(server: ContractServer, tmp_path: Path) -> None:
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        expected = trainer.state().digest
+    options = ["--server", server.address, "--project", PROJECT]
+    checkpoint = str(tmp_path / "checkpoint")
+    done = mailboat("publish", checkpoint, *options, "--run", "voyage", "--token", "t", "--step", "4")
+    assert done.returncode == 0, done.stderr
+    number, digest, *_ = done.stdout.split()
+    assert (number, digest) == ("1", expected)
+    assert server.versions[1].manifest.step == 4
+    store = tmp_path / "store"
+    places = ["--store", str(store), "--image", str(store / "image"), "--export", str(tmp_path / "export")]
+    done = mailboat("island", "run", *options, *places, "--token", "once", "--once", "--link-mbit", "100")
+    assert done.returncode == 0, done.stderr
+    assert "version 1" in done.stderr and "verified" in done.stderr
+    assert held_state(store) == expected
+    with Checkpoint.open(tmp_path / "export" / "current") as exported:
+        assert measure(exported).digest == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["island", "run"], 2, "--server"), (["island", "run", "--server", "http://x", "--project", "p", "--store", "s",
+        "--link-mbit", "0"], 2, "link-mbit"), (["publish"], 2, "PATH"), (["publish", "nowhere", "--server",
+        "http://127.0.0.1:9", "--project", "p", "--run", "r", "--token", "t"], 1, "nowhere"), (["publish", ".",
+        "--server", "nonsense", "--project", "p", "--run", "r", "--token", "t"], 1, "address"),
+    ],
+)  # fmt: skip
+def test_bad_usage_and_bad_input(arguments: list[str], status: int, words: str) -> None:
+    done = mailboat(*arguments)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 1:
+        assert done.stderr.startswith("mailboat: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_used_token_ends_the_command_with_a_sentence(server: ContractServer, tmp_path: Path) -> None:
+    server.tokens.clear()
+    process = start_process(server, tmp_path / "store")
+    assert process.wait(30) == 1
+    assert (tmp_path / "store.log").read_text() == "mailboat: The server says enrolment_used.\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops_at_once_while_the_server_is_away(tmp_path: Path, number: int) -> None:
+    server = ContractServer()
+    server._http.server_close()
+    process = start_process(server, tmp_path / "store")
+    log = tmp_path / "store.log"
+    deadline = time.monotonic() + 30
+    while "waiting for the control plane" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    started = time.monotonic()
+    assert process.wait(10) == 0
+    assert time.monotonic() - started < 6, "two seconds on a machine that has nothing else to do"
+
+
+def test_help_reads_without_heavy_imports() -> None:
+    done = mailboat("island", "run", "--help")
+    assert done.returncode == 0
+    for option in ("--store", "--base", "--export", "--once", "--link-mbit", "--image", "--token"):
+        assert option in done.stdout
