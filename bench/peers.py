@@ -78,21 +78,15 @@ class GapZstd(Peer):
         escapes = (gaps - 1) // _GAP_ESCAPE
         codes = np.full(where.size + int(escapes.sum()), _GAP_ESCAPE, np.uint16)
         codes[np.cumsum(escapes) + np.arange(where.size)] = (gaps - 1) % _GAP_ESCAPE
-        return [zstd.compress(codes.tobytes() + new[where].tobytes(), level=1)]
+        return [codes.size.to_bytes(4, "little"), zstd.compress(codes.tobytes() + new[where].tobytes(), level=1)]
 
     def apply(self, sent: list[Any], old: np.ndarray) -> None:
         """Sum the gaps up, assign."""
-        raw = zstd.decompress(sent[0])
-        # A code is an escape or ends a gap; the number of values follows from that by bisection on the first split that fits.
-        codes = np.frombuffer(raw, np.uint16, len(raw) // 2)
-        ends = np.cumsum(codes != _GAP_ESCAPE)
-        per_value = old.itemsize // 2
-        fits = np.flatnonzero(np.arange(1, codes.size + 1) + ends * per_value == codes.size)
-        split = int(fits[0]) + 1 if fits.size else 0
-        gaps = codes[:split]
-        last = gaps != _GAP_ESCAPE
-        where = np.cumsum(gaps.astype(np.int64) + last)[last] - 1
-        old[where] = codes[split:].view(old.dtype)
+        raw = zstd.decompress(sent[1])
+        codes = np.frombuffer(raw, np.uint16, int.from_bytes(sent[0], "little"))
+        ends = codes != _GAP_ESCAPE
+        where = np.cumsum(codes.astype(np.int64) + ends)[ends] - 1
+        old[where] = np.frombuffer(raw, old.dtype, offset=codes.nbytes)
 
 
 class ZstdPatchFrom(Peer):

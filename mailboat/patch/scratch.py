@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,9 +81,22 @@ def slots_for(width: int, threads: int) -> int:
     return max(1, min(2 * threads, BUDGET // each))
 
 
-def workers(threads: int) -> ThreadPoolExecutor:
+class _Inline(Executor):
+    """A pool without threads: where there is one core, handing work over costs more than it gives."""
+
+    def submit(self, fn: Callable[..., Done], /, *args: Any, **kwargs: Any) -> Future[Done]:
+        """Do it now."""
+        future: Future[Done] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the future hands it on
+            future.set_exception(error)
+        return future
+
+
+def workers(threads: int) -> Executor:
     """A pool for block work."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block")
+    return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block") if threads > 1 else _Inline()
 
 
 def in_order(pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]) -> Iterator[Done]:
