@@ -694,46 +694,119 @@ def _element(words, index, width):  # type: ignore[no-untyped-def]
 )
 def chunk_hazards(old: Any, elements: Any, width: Any, shift: Any, mask: Any, hazards: Any, out: Any) -> None:
     """The sum of the hazards of each chunk of 64 elements of a block, given those of the 256 classes."""
-    # One loop per width, with a constant inner count, is what lets the compiler use vectors.
+    # Loads of whole words and two sums: twice as fast as the vector gathers that the obvious loop compiles to.
     whole = elements // CHUNK
-    if mask == np.uint64(0):
+    words = CHUNK * width // 8
+    if mask == _ZERO:
         for i in range(whole):
             out[i] = hazards[0] * np.uint32(CHUNK)
-    elif width == 1:
-        view8 = old.view(np.uint8)
-        mask8 = np.uint8(mask)
-        for i in range(whole):
-            total = np.uint32(0)
-            for j in range(CHUNK):
-                total += hazards[view8[i * CHUNK + j] & mask8]
-            out[i] = total
     elif width == 2:
-        view16 = old.view(np.uint16)
-        shift16, mask16 = np.uint16(shift), np.uint16(mask)
         for i in range(whole):
-            total = np.uint32(0)
-            for j in range(CHUNK):
-                total += hazards[(view16[i * CHUNK + j] >> shift16) & mask16]
-            out[i] = total
-    elif width == 4:
-        view32 = old.view(np.uint32)
-        shift32, mask32 = np.uint32(shift), np.uint32(mask)
+            first = second = np.uint32(0)
+            for j in range(16):
+                word = old[i * 16 + j] >> shift
+                first += hazards[word & mask] + hazards[(word >> _S32) & mask]
+                second += hazards[(word >> _U16) & mask] + hazards[(word >> np.uint64(48)) & mask]
+            out[i] = first + second
+    elif width == 1:
         for i in range(whole):
-            total = np.uint32(0)
-            for j in range(CHUNK):
-                total += hazards[(view32[i * CHUNK + j] >> shift32) & mask32]
-            out[i] = total
+            first = second = np.uint32(0)
+            for j in range(8):
+                word = old[i * 8 + j] >> shift
+                for byte in range(0, 64, 16):
+                    first += hazards[(word >> np.uint64(byte)) & mask]
+                    second += hazards[(word >> np.uint64(byte + 8)) & mask]
+            out[i] = first + second
     else:
+        half = np.uint64(0) if width == 8 else _S32
         for i in range(whole):
-            total = np.uint32(0)
-            for j in range(CHUNK):
-                total += hazards[(old[i * CHUNK + j] >> shift) & mask]
-            out[i] = total
+            first = second = np.uint32(0)
+            for j in range(words):
+                word = old[i * words + j] >> shift
+                first += hazards[word & mask]
+                second += hazards[(word >> half) & mask]
+            out[i] = first + second if width == 4 else first
     if whole * CHUNK < elements:
         total = np.uint32(0)
         for j in range(whole * CHUNK, elements):
             total += hazards[(_element(old, j, width) >> shift) & mask]
         out[whole] = total
+
+
+@njit("uint64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1])", nogil=True, cache=True)
+def _hazards_between(old, start, end, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
+    """The sum of the hazards of the elements start ... end - 1."""
+    total = _ZERO
+    at = np.uint64(start)
+    stop = np.uint64(end)
+    if width == 2:
+        while at < stop and at & np.uint64(3) != _ZERO:
+            total += np.uint64(
+                hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask]
+            )
+            at += _U1
+        while at + np.uint64(4) <= stop:
+            word = old[at >> np.uint64(2)] >> shift
+            total += np.uint64(
+                hazards[word & mask]
+                + hazards[(word >> _U16) & mask]
+                + hazards[(word >> _S32) & mask]
+                + hazards[(word >> np.uint64(48)) & mask]
+            )
+            at += np.uint64(4)
+    step = np.uint64(width)
+    while at < stop:
+        byte = at * step
+        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
+        total += np.uint64(hazards[(word >> shift) & mask])
+        at += _U1
+    return total
+
+
+@njit(
+    types.Tuple((types.int64, types.uint64))(types.uint64[::1], _I64, _U64, _I64, _U64, _U64, types.uint32[::1]),
+    nogil=True,
+    cache=True,
+)
+def _event_at(old, start, place, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
+    """The element whose interval holds `place`, each element from `start` on taking its hazard + 1, and what lies before.
+
+    `place` must lie below the sum.  Returns (element, sum of the hazards before it).
+    """
+    at = np.uint64(start)
+    left = place
+    before = _ZERO
+    if width == 2:
+        while at & np.uint64(3) != _ZERO:
+            own = np.uint64(hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask])
+            if left <= own:
+                return np.int64(at), before
+            left -= own + _U1
+            before += own
+            at += _U1
+        while True:
+            word = old[at >> np.uint64(2)] >> shift
+            four = np.uint64(
+                hazards[word & mask]
+                + hazards[(word >> _U16) & mask]
+                + hazards[(word >> _S32) & mask]
+                + hazards[(word >> np.uint64(48)) & mask]
+            )
+            if left < four + np.uint64(4):
+                break
+            left -= four + np.uint64(4)
+            before += four
+            at += np.uint64(4)
+    step = np.uint64(width)
+    while True:
+        byte = at * step
+        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
+        own = np.uint64(hazards[(word >> shift) & mask])
+        if left <= own:
+            return np.int64(at), before
+        left -= own + _U1
+        before += own
+        at += _U1
 
 
 @njit(
@@ -820,9 +893,7 @@ def encode_contextual(
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
                 e = j + (e - j) // 2
-                part = _ZERO
-                for t in range(j, e):
-                    part += np.uint64(hazards[(_element(old, t, width) >> shift) & mask])
+                part = _hazards_between(old, j, e, width, shift, mask, hazards)
                 y = (part * scale) >> _U16
             if position >= e:
                 low, span, at = _put_bit(low, span, at, out, _ZERO, _no_event(y))
@@ -831,9 +902,7 @@ def encode_contextual(
                 j = e
                 continue
             low, span, at = _put_bit(low, span, at, out, _U1, _no_event(y))
-            before = _ZERO
-            for t in range(j, position):
-                before += np.uint64(hazards[(_element(old, t, width) >> shift) & mask])
+            before = _hazards_between(old, j, position, width, shift, mask, hazards)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
             own = np.uint64(hazards[kind])
@@ -896,9 +965,7 @@ def decode_contextual(
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
                 e = j + (e - j) // 2
-                part = _ZERO
-                for t in range(j, e):
-                    part += np.uint64(hazards[(_element(old, t, width) >> shift) & mask])
+                part = _hazards_between(old, j, e, width, shift, mask, hazards)
                 y = (part * scale) >> _U16
             code, span, at, bit = _take_bit(code, span, at, data, _no_event(y))
             if bit == _ZERO:
@@ -914,11 +981,9 @@ def decode_contextual(
                 place = code // unit
                 if place >= part + np.uint64(e - j):
                     return np.int64(CONTEXTUAL_DAMAGED)
-                while place > before + np.uint64(position - j) + own:
-                    before += own
-                    position += 1
-                    u = _element(old, position, width)
-                    own = np.uint64(hazards[(u >> shift) & mask])
+                position, before = _event_at(old, j, place, width, shift, mask, hazards)
+                u = _element(old, position, width)
+                own = np.uint64(hazards[(u >> shift) & mask])
                 code -= unit * (before + np.uint64(position - j))
                 span = unit * (own + _U1)
                 if span < _LOW_RANGE:

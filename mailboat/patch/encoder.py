@@ -29,9 +29,8 @@ from mailboat.patch.streams import ChunkWriter
 from mailboat.patch.table import STREAMS, Table, table_of
 
 EncodeFor = Literal["size", "speed"]
-# Classes are counted in one chunk of this many where a block is large: a profile needs no more.
-_SAMPLED = 8
-_SAMPLED_FROM = 1 << 16
+# About so many elements of a block have their classes counted: a profile needs no more.
+_COUNTED = 1 << 14
 _GROUPS_PER_THREAD = 2
 
 
@@ -180,7 +179,7 @@ class Encoder:
         classes = classes_of(tensor.dtype)
         place = np.uint64(classes.shift), np.uint64(classes.mask)
         counts = np.zeros((2, 256), np.int64)
-        every = _SAMPLED if job.elements >= _SAMPLED_FROM else 1
+        every = max(1, job.elements // _COUNTED)
         compiled.count_classes(old, positions, job.elements, tensor.width, *place, every, counts)
         elements = np.zeros(-(-positions.size * tensor.width // 8), np.uint64)
         kept = elements.view(np.uint8)[: positions.size * tensor.width]
