@@ -769,9 +769,9 @@ def _hazards_between(old, start, end, width, shift, mask, hazards):  # type: ign
     cache=True,
 )
 def _event_at(old, start, place, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
-    """The element whose interval holds `place`, each element from `start` on taking its hazard + 1, and what lies before.
+    """The element whose interval holds `place`, each from `start` on taking its hazard + 1; `place` is below their sum.
 
-    `place` must lie below the sum.  Returns (element, sum of the hazards before it).
+    Returns (element, sum of the hazards before it).
     """
     at = np.uint64(start)
     left = place

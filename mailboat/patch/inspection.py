@@ -14,7 +14,7 @@ from mailboat.errors import PatchError
 from mailboat.patch.container import PatchFile
 from mailboat.patch.format import CHUNK_BYTES, ENCODING_NAMES, SAME
 from mailboat.patch.parts import Parts
-from mailboat.patch.table import STREAMS
+from mailboat.patch.table import STREAMS, Table
 
 
 def inspect(parts: Sequence[Path], inventory: Inventory | None = None) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def _tensors(part: PatchFile) -> list[tuple[int, dict[str, Any]]]:
     table = part.table
     starts = table.block_start
     taken = np.diff(table.starts["positions"][starts])
+    taken = taken + _contextual_bytes(table)
     for name in STREAMS:
         taken = taken + np.diff(_packed_offsets(table.starts[name][starts], table.chunks[name]))
     rows = []
@@ -76,6 +77,19 @@ def _tensors(part: PatchFile) -> list[tuple[int, dict[str, Any]]]:
         }
         rows.append((index, row))
     return rows
+
+
+def _contextual_bytes(table: Table) -> np.ndarray:
+    """For each carried tensor its share of the coding groups' words, by changes."""
+    groups = table.block_group
+    found = np.zeros(len(table.index), np.int64)
+    inside = groups >= 0
+    changed = table.block_changed[inside].astype(np.int64)
+    totals = np.zeros(table.groups, np.int64)
+    np.add.at(totals, groups[inside], changed)
+    sizes = table.group_words.astype(np.int64) * 4
+    np.add.at(found, table.block_tensor[inside], changed * sizes[groups[inside]] // totals[groups[inside]])
+    return found
 
 
 def _packed_offsets(raw: np.ndarray, sizes: np.ndarray) -> np.ndarray:
