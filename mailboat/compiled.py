@@ -49,6 +49,16 @@ def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001
 _word: Any = intrinsic(_load_word)
 
 
+@intrinsic
+def _trailing_zeros(typingctx: Any, word: Any) -> Any:
+    """How many zero bits a 64-bit word ends with; 64 for 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
 def _short_word(buffer, offset, count):  # type: ignore[no-untyped-def]
     """Load `count` < 8 bytes as a little-endian word padded with zeros."""
@@ -194,6 +204,7 @@ def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed
 
 RICE_OK, RICE_TRUNCATED, RICE_BEYOND, RICE_LEFTOVER = 0, 1, 2, 3
 VALUES_OK, VALUES_RESERVED, VALUES_LITERAL = 0, 1, 2
+_BATCH = 64
 _ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
@@ -282,6 +293,20 @@ def rice_encode(positions: Any, r: Any, out: Any) -> Any:
     return at
 
 
+@njit(types.Tuple((_U64, _I64, _I64))(types.uint8[::1], _U64, _I64, _I64), nogil=True, cache=True, inline="always")
+def _refilled(data, held, bits, at):  # type: ignore[no-untyped-def]
+    """Top up a bit buffer to 56 bits or more where there are data; bits above `bits` may hold what comes next."""
+    if at + 8 <= data.size:
+        held |= _word(data, at) << np.uint64(bits)
+        count = (np.int64(63) - bits) >> 3
+        return held, bits + count * 8, at + count
+    while bits <= 55 and at < data.size:
+        held |= np.uint64(data[at]) << np.uint64(bits)
+        at += 1
+        bits += 8
+    return held, bits, at
+
+
 @njit("int64(uint8[::1], int64, int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
     """Fill `positions` from Rice codes.
@@ -297,23 +322,19 @@ def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
     for i in range(positions.size):
         quotient = np.int64(0)
         while True:
-            if bits == 0:
-                while bits <= 48 and at < size:
-                    held |= np.uint64(data[at]) << np.uint64(bits)
-                    at += 1
-                    bits += 8
-                if bits == 0:
-                    return np.int64(RICE_TRUNCATED)
-            bit = held & np.uint64(1)
-            held >>= np.uint64(1)
-            bits -= 1
-            if bit == np.uint64(0):
+            held, bits, at = _refilled(data, held, bits, at)
+            ones = _trailing_zeros(~held)
+            if ones < bits:
                 break
-            quotient += 1
-        while bits <= 48 and at < size:
-            held |= np.uint64(data[at]) << np.uint64(bits)
-            at += 1
-            bits += 8
+            if at == size:
+                return np.int64(RICE_TRUNCATED)
+            quotient += bits
+            held >>= np.uint64(bits)
+            bits = np.int64(0)
+        quotient += ones
+        held >>= np.uint64(ones + 1)
+        bits -= ones + 1
+        held, bits, at = _refilled(data, held, bits, at)
         if bits < r:
             return np.int64(RICE_TRUNCATED)
         position = previous + 1 + (quotient << r) + np.int64(held & low_mask)
@@ -395,10 +416,14 @@ def decode_values(old: Any, positions: Any, width: Any, order: Any, values: Any,
     flip = np.uint64(0) if order == 0 else np.uint64(1) << top
     floats = _ONES if order == 2 else np.uint64(0)
     at = np.int64(0)
+    # Old elements lie far apart: fetching a batch of them first lets their cache misses overlap.
+    batch = np.empty(_BATCH, np.uint64)
     for i in range(positions.size):
-        byte = np.int64(positions[i]) * width
-        before = (old[byte >> 3] >> np.uint64((byte & 7) * 8)) & mask
-        rank = _rank(before, flip, floats, top, mask)
+        if i % _BATCH == 0:
+            for ahead in range(i, min(i + _BATCH, positions.size)):
+                place = np.int64(positions[ahead]) * width
+                batch[ahead - i] = (old[place >> 3] >> np.uint64((place & 7) * 8)) & mask
+        rank = _rank(batch[i % _BATCH], flip, floats, top, mask)
         code = np.uint64(values[i])
         if code == np.uint64(255):
             return np.int64(VALUES_RESERVED)
@@ -504,7 +529,7 @@ def gather(block: Any, positions: Any, width: Any, out: Any) -> None:
 # The coder's numbers live in one uint64 array between blocks (CODER_*); inside a kernel they are locals. Every loop is
 # bounded by the block, by its promised number of changes or by the width, whatever a stream says.
 
-CHUNK = 64
+CHUNK, TILE = 64, 128
 UNARY, PREFIXES, LONGEST = 6, 16, 62
 CONTEXTS = UNARY + 2 * PREFIXES
 HAZARDS = 192
@@ -855,19 +880,19 @@ def _rescaled(events, exposure, scale, due):  # type: ignore[no-untyped-def]
 
 @njit(
     "int64(uint64[::1], int64, int64, int64, uint32[::1], uint64[::1], uint64, uint64, uint32[::1], uint32[::1],"
-    " uint32[::1], uint64[::1], uint32[::1])",
+    " uint64[::1], uint32[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
 def encode_contextual(
     old: Any, elements: Any, width: Any, order: Any, positions: Any, new: Any, shift: Any, mask: Any, hazards: Any,
-    chunks: Any, contexts: Any, coder: Any, out: Any,
+    contexts: Any, coder: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Append a block to a coding group; returns a CONTEXTUAL_* status.
 
-    `old`: the block's words; `positions`, `new`: its changes, the new elements packed into words; `chunks` from
-    `chunk_hazards`; `contexts`: 256 rows of CONTEXTS adaptive bits. CONTEXTUAL_FULL: `out` is too small, all is void.
+    `old`: the block's words; `positions`, `new`: its changes, the new elements packed into words; `hazards` of the 256
+    classes; `contexts`: 256 rows of CONTEXTS adaptive bits. CONTEXTUAL_FULL: `out` is too small, all is void.
     """
     element_mask = _ONES >> np.uint64(64 - 8 * width)
     top = np.uint64(8 * width - 1)
@@ -880,8 +905,13 @@ def encode_contextual(
     room = np.uint64(max(out.size - 64, 0))
     done, count = np.int64(0), np.int64(positions.size)
     chunk = np.int64(0)
+    chunks = np.empty(TILE, np.uint32)
     while done < count:
-        hazard = np.uint64(chunks[chunk])
+        if chunk % TILE == 0:
+            # Tile by tile, so that what is looked at closely is still in the nearest cache.
+            ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
+            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+        hazard = np.uint64(chunks[chunk % TILE])
         j = chunk * CHUNK
         end = min(elements, j + CHUNK)
         chunk += 1
@@ -931,14 +961,14 @@ def encode_contextual(
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1], uint32[::1], uint32[::1], uint64[::1],"
-    " uint32[::1], uint32[::1], uint8[::1])",
+    "int64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1], uint32[::1], uint64[::1], uint32[::1],"
+    " uint32[::1], uint8[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
 def decode_contextual(
-    old: Any, elements: Any, width: Any, order: Any, shift: Any, mask: Any, hazards: Any, chunks: Any, contexts: Any,
+    old: Any, elements: Any, width: Any, order: Any, shift: Any, mask: Any, hazards: Any, contexts: Any,
     coder: Any, data: Any, positions: Any, new: Any,
 ) -> Any:  # fmt: skip
     """Undo `encode_contextual`: fill `positions` and `new` (`width` bytes each); returns a CONTEXTUAL_* status."""
@@ -951,12 +981,17 @@ def decode_contextual(
         coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT],
     )  # fmt: skip
     done, count = np.int64(0), np.int64(positions.size)
-    chunk, last = np.int64(0), np.int64(chunks.size)
+    chunk, last = np.int64(0), (elements + CHUNK - 1) // CHUNK
+    chunks = np.empty(TILE, np.uint32)
     size = np.uint64(data.size)
     while done < count:
         if chunk == last or at > size + _U1:
             return np.int64(CONTEXTUAL_DAMAGED)
-        hazard = np.uint64(chunks[chunk])
+        if chunk % TILE == 0:
+            # Tile by tile, so that what is looked at closely is still in the nearest cache.
+            ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
+            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+        hazard = np.uint64(chunks[chunk % TILE])
         j = chunk * CHUNK
         end = min(elements, j + CHUNK)
         chunk += 1

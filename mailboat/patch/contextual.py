@@ -15,7 +15,7 @@ from mailboat.errors import PatchError
 from mailboat.patch.backends import kernels
 from mailboat.patch.classes import Classes, Profile, classes_of
 from mailboat.patch.format import MAX_GROUP_WORDS, order_of
-from mailboat.patch.scratch import Scratch, Words
+from mailboat.patch.scratch import Words
 
 Positions = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint32]
@@ -56,27 +56,22 @@ class _Model:
 class _Walk:
     """What encoder and decoder share: the coder's numbers, one model per dtype, the running scale per tensor."""
 
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
+    def __init__(self) -> None:
         self._coder = np.zeros(kernels().CODER_SIZE, np.uint64)
         self._coder[kernels().CODER_RANGE] = np.uint64(2**64 - 1)
         self._models: dict[str, _Model] = {}
         self._tensor = -1
 
-    def _enter(self, block: OldBlock) -> tuple[_Model, Codes]:
-        """The block's model, and the hazards of its chunks."""
-        compiled = kernels()
+    def _enter(self, block: OldBlock) -> _Model:
+        """The block's model."""
         if block.tensor != self._tensor:
-            compiled.start_tensor(self._coder)
+            kernels().start_tensor(self._coder)
             self._tensor = block.tensor
         model = self._models.get(block.dtype)
         if model is None:
             model = self._models[block.dtype] = _Model(block.dtype)
             self._introduce(model)
-        count = -(-block.elements // compiled.CHUNK)
-        chunks = self._scratch.bytes("chunks", count * 4).view(np.uint32)
-        compiled.chunk_hazards(block.words, block.elements, block.width, *model.place, model.hazards, chunks)
-        return model, chunks
+        return model
 
     def _introduce(self, model: _Model) -> None:
         raise NotImplementedError
@@ -85,18 +80,18 @@ class _Walk:
 class GroupEncoder(_Walk):
     """Encodes a group block by block into at most `room` words (and never more than the format allows)."""
 
-    def __init__(self, scratch: Scratch, profiles: dict[str, Profile], room: int) -> None:
-        super().__init__(scratch)
+    def __init__(self, profiles: dict[str, Profile], room: int) -> None:
+        super().__init__()
         self._profiles = profiles
         room = min(room, MAX_GROUP_WORDS) + _PROFILE_ROOM * len(profiles)
         self._out = np.empty(room, np.uint32)
 
     def add(self, block: OldBlock, positions: Positions, elements: Words) -> bool:
         """Append a block's changes (`elements`: the new ones, packed into words); False when there is no room."""
-        model, chunks = self._enter(block)
+        model = self._enter(block)
         status = kernels().encode_contextual(
             block.words, block.elements, block.width, model.order, positions, elements, *model.place, model.hazards,
-            chunks, model.contexts, self._coder, self._out,
+            model.contexts, self._coder, self._out,
         )  # fmt: skip
         return bool(status == kernels().CONTEXTUAL_OK)
 
@@ -117,8 +112,8 @@ class GroupEncoder(_Walk):
 class GroupDecoder(_Walk):
     """Decodes a group block by block. Raises PatchError for words that no encoder writes."""
 
-    def __init__(self, scratch: Scratch, words: Codes) -> None:
-        super().__init__(scratch)
+    def __init__(self, words: Codes) -> None:
+        super().__init__()
         compiled = kernels()
         self._data = words
         first, second = (int(word) for word in np.append(words[:2], np.uint32(0))[:2])
@@ -127,9 +122,9 @@ class GroupDecoder(_Walk):
 
     def block(self, block: OldBlock, positions: Positions, elements: npt.NDArray[np.uint8]) -> None:
         """Fill `positions` and the new `elements` of the next block; their sizes say how many changes it has."""
-        model, chunks = self._enter(block)
+        model = self._enter(block)
         status = kernels().decode_contextual(
-            block.words, block.elements, block.width, model.order, *model.place, model.hazards, chunks, model.contexts,
+            block.words, block.elements, block.width, model.order, *model.place, model.hazards, model.contexts,
             self._coder, self._data, positions, elements,
         )  # fmt: skip
         if status != kernels().CONTEXTUAL_OK:

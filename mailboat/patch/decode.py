@@ -47,6 +47,7 @@ class _Place:
     """Where a block of `elements` lies in its tensor."""
 
     tensor: Tensor
+    geometry: Geometry
     index: int
     first: int
     elements: int
@@ -61,7 +62,7 @@ class _Place:
 
     @property
     def piece(self) -> tuple[int, int, int]:
-        return Geometry.of(self.tensor).piece(self.first, self.elements)
+        return self.geometry.piece(self.first, self.elements)
 
     def is_small(self, changed: int) -> bool:
         """Whether changes take less memory one by one than the whole block does."""
@@ -78,6 +79,7 @@ class Decoder:
         self._patch, self._base, self._threads = patch, base, threads
         self._tensors = base.inventory.tensors
         self._seeds: dict[int, Seeds] = {}
+        self._geometries: dict[int, Geometry] = {}
 
     def all(self, stack: ExitStack) -> Iterator[Decoded]:
         """Every changed block, in no order; arrays are valid until the next one is asked for. Raises PatchError."""
@@ -94,7 +96,7 @@ class Decoder:
 
     def _block(self, scratch: Scratch, job: tuple[int, int, BlockCode]) -> Decoded:
         index, first, code = job
-        place = _Place(self._tensors[index], index, first, code.elements)
+        place = self._place(index, first, code.elements)
         old, old_bytes = self._old(scratch, place)
         if code.encoding == POSITIONAL:
             return self._of_changes(scratch, place, old, *blocks.decode_changes(scratch, old, code))
@@ -109,11 +111,11 @@ class Decoder:
         return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
 
     def _group(self, scratch: Scratch, group: Group) -> list[Decoded]:
-        decoder = GroupDecoder(scratch, group.part.read_group(group.number))
+        decoder = GroupDecoder(group.part.read_group(group.number))
         found = []
         for index, first, elements, changed in group.blocks:
             tensor = self._tensors[index]
-            place = _Place(tensor, index, first, elements)
+            place = self._place(index, first, elements)
             old, _ = self._old(scratch, place)
             positions = np.empty(changed, np.uint32)
             new = np.zeros(-(-changed * tensor.width // 8), np.uint64)
@@ -135,6 +137,13 @@ class Decoder:
         whole[:] = old
         kernels().scatter(positions, kept, width, 0, whole_bytes)
         return place.decoded(changed, _EVERYWHERE, whole_bytes, change)
+
+    def _place(self, index: int, first: int, elements: int) -> _Place:
+        tensor = self._tensors[index]
+        geometry = self._geometries.get(index)
+        if geometry is None:
+            geometry = self._geometries[index] = Geometry.of(tensor)
+        return _Place(tensor, geometry, index, first, elements)
 
     def _old(self, scratch: Scratch, place: _Place) -> tuple[Words, Bytes]:
         span = place.start, place.start + place.nbytes

@@ -81,7 +81,7 @@ def _contextual(
         counts[dtype] = counts.get(dtype, 0) + block.counts
         room += block.least + block.positions.size * (1 + tensors[block.index].width)
     profiles = {dtype: profile_of(count) for dtype, count in counts.items()}
-    encoder = GroupEncoder(scratch, profiles, room // _WORD_BYTES + 1)
+    encoder = GroupEncoder(profiles, room // _WORD_BYTES + 1)
     for block in changes:
         tensor = tensors[block.index]
         old = _old(scratch, base, tensor, block)

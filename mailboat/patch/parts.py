@@ -64,6 +64,8 @@ class Parts:
             raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
         self.places = self._carried()
         self._streams: dict[tuple[int, str], ChunkReader] = {}
+        # As lists: a block is looked up by single numbers, which arrays give slowly.
+        self._starts = [{name: starts.tolist() for name, starts in part.table.starts.items()} for part in self.parts]
 
     @classmethod
     def open(cls, paths: Sequence[Path], inventory: Inventory, stack: ExitStack) -> Parts:
@@ -98,7 +100,7 @@ class Parts:
         """One block's encoded bytes, with nothing decoded but the chunks that they lie in. Not thread safe."""
         place = self.places[index]
         table, at = place.part.table, place.first_block + number
-        spans = {name: (int(starts[at]), int(starts[at + 1])) for name, starts in table.starts.items()}
+        spans = {name: (starts[at], starts[at + 1]) for name, starts in self._starts[place.part.part].items()}
         tensor = self.inventory.tensors[index]
         position_start, position_end = spans["positions"]
         size = position_end - position_start
