@@ -31,6 +31,7 @@ _ZERO = np.uint64(0)
 _READ = types.Array(types.uint8, 1, "C", readonly=True)  # bytes that are only read: writable arrays fit too
 _TOTALS = types.uint64[::1]
 _I64 = types.int64
+_tuple: Any = types.Tuple
 _U64 = types.uint64
 
 
@@ -49,14 +50,16 @@ def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001
 _word: Any = intrinsic(_load_word)
 
 
-@intrinsic
-def _trailing_zeros(typingctx: Any, word: Any) -> Any:
+def _count_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001 - the names are Numba's
     """How many zero bits a 64-bit word ends with; 64 for 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
+
+
+_trailing_zeros: Any = intrinsic(_count_zeros)
 
 
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
@@ -293,7 +296,7 @@ def rice_encode(positions: Any, r: Any, out: Any) -> Any:
     return at
 
 
-@njit(types.Tuple((_U64, _I64, _I64))(types.uint8[::1], _U64, _I64, _I64), nogil=True, cache=True, inline="always")
+@njit(_tuple((_U64, _I64, _I64))(types.uint8[::1], _U64, _I64, _I64), nogil=True, cache=True, inline="always")
 def _refilled(data, held, bits, at):  # type: ignore[no-untyped-def]
     """Top up a bit buffer to 56 bits or more where there are data; bits above `bits` may hold what comes next."""
     if at + 8 <= data.size:
@@ -572,8 +575,8 @@ _LEAST_SCALE, _MOST_SCALE = np.uint64(1 << 8), np.uint64(1 << 24)
 _EXPOSURE_LIMIT, _EVENT_LIMIT = np.uint64(1 << 29), np.uint64(1 << 20)
 _WORDS = types.uint64[::1]
 _CODES = types.uint32[::1]
-_STATE3 = types.UniTuple(types.uint64, 3)
-_STATE4 = types.UniTuple(types.uint64, 4)
+_STATE3 = _tuple((types.uint64,) * 3)
+_STATE4 = _tuple((types.uint64,) * 4)
 
 
 @njit("uint64(uint64)", nogil=True, cache=True, inline="always")
@@ -814,7 +817,7 @@ def _hazards_between(old, start, end, width, shift, mask, hazards):  # type: ign
 
 
 @njit(
-    types.Tuple((types.int64, types.uint64))(types.uint64[::1], _I64, _U64, _I64, _U64, _U64, types.uint32[::1]),
+    _tuple((_I64, _U64))(types.uint64[::1], _I64, _U64, _I64, _U64, _U64, types.uint32[::1]),
     nogil=True,
     cache=True,
 )
@@ -1137,4 +1140,4 @@ def finish_group(coder: Any, out: Any) -> Any:
                 break
             back -= _U1
     out[at] = np.uint32(ends >> _S32)
-    return np.int64(at) + 1
+    return np.int64(at + _U1)

@@ -24,6 +24,7 @@ from tests.patch.models import changed, random_bits, same_bytes, source, tensor_
 from tests.patch.reference import Part
 from tests.patch.test_hostile import put_together, taken_apart
 
+Shaped = tuple[str, list[int]]
 DTYPES = ["F4", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "BF16", "F16", "F32", "I32", "F64", "U64"]
 
 
@@ -92,7 +93,7 @@ def test_real_steps_take_half_of_what_positions_take(tmp_path: Path) -> None:
     seed=st.integers(0, 999),
 )
 def test_any_mixture_round_trips(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[str, list[int]]], share: float, step: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[Shaped], share: float, step: int, seed: int
 ) -> None:
     before, after = {}, {}
     for i, (dtype, sizes) in enumerate(shapes):
@@ -104,7 +105,7 @@ def test_any_mixture_round_trips(
 
 
 def test_a28_all_patterns_survive(tmp_path: Path) -> None:
-    """Each BF16 pattern becomes each of several others, -0.0 and NaN payloads among them, at a density for contextual."""
+    """Each BF16 pattern becomes several others, -0.0 and NaN payloads among them, at a density for contextual."""
     base = np.zeros((65536, 20), np.uint16)
     base[:, 3] = np.arange(65536)
     other = np.random.default_rng(1).permutation(65536).astype(np.uint16)
