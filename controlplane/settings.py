@@ -14,10 +14,12 @@ from controlplane import env
 try:
     BASE_DIR = env.CHECKOUT
     DEBUG = env.flag("MAILBOAT_DEBUG", False)
+    MAILBOAT_READ_ONLY = env.flag("MAILBOAT_READ_ONLY", False)  # the dashboard's buttons are gone, with a banner
     SECRET_KEY = env.secret("MAILBOAT_SECRET_KEY") or env.kept_secret("django")
     MAILBOAT_HOME = env.home()
     MAILBOAT_PEPPERS = env.peppers()
     MAILBOAT_BLOB_ROOT = env.blob_root()
+    MAILBOAT_BLOB_URL = env.text("MAILBOAT_BLOB_URL")
     MAILBOAT_CHECKPOINT_ROOTS = env.checkpoint_roots()
     MAILBOAT_PUBLIC_URL = env.text("MAILBOAT_PUBLIC_URL", "http://127.0.0.1:8000").rstrip("/")
     MAILBOAT_LEASE_SECONDS = env.integer("MAILBOAT_LEASE_SECONDS", 30, low=1, high=3600)
@@ -50,6 +52,7 @@ INSTALLED_APPS = [
     "controlplane.registry",
     "controlplane.fleet",
     "controlplane.jobs",
+    "controlplane.idempotency",
     "controlplane.api",
     "controlplane.dashboard",
     "controlplane.embedded",

@@ -4,6 +4,7 @@ middleware gives every waiting request a thread of its own."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -37,7 +38,7 @@ class StaticFiles(WhiteNoiseMiddleware):
         found = self.find_file(request.path_info) if self.autorefresh else self.files.get(request.path_info)
         if found is None:
             return None
-        with self.serve(found, request) as streamed:
+        with closing(self.serve(found, request)) as streamed:
             response = HttpResponse(b"".join(streamed.streaming_content), status=streamed.status_code)
             response.headers = streamed.headers
         return response

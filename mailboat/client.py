@@ -29,6 +29,7 @@ from mailboat.replies import (
     AnchorFile,
     Enrolment,
     HeartbeatReply,
+    IslandInfo,
     Plan,
     RunInfo,
     Upload,
@@ -203,6 +204,10 @@ class Api:
     def enrol(self, token: str, about: Mapping[str, Any]) -> Enrolment:
         """Trades a one-time token for a credential. One try: a lost answer has used the token up."""
         return Enrolment.parse(self._json("POST", "islands/enrol", {"token": token, **about}, retry=False))
+
+    def island(self, island: str) -> IslandInfo:
+        """What the control plane says of the island."""
+        return IslandInfo.parse(self._json("GET", _path("islands", island), retry=False))
 
     def heartbeat(self, island: str, body: Mapping[str, Any]) -> HeartbeatReply:
         """Says what the island holds and does; the answer carries commands. One try: the next beat comes anyway."""

@@ -1091,9 +1091,9 @@ def encode_profile(levels: Any, first: Any, last: Any, classes: Any, contexts: A
             low, span, at = _put_bit(low, span, at, out, (bounds >> np.uint64(15 - step)) & _U1, _HALF)
     previous = np.int64(FIRST_LEVEL)
     for c in range(first, last + 1):
-        step = np.int64(levels[c]) - previous
+        moved = np.int64(levels[c]) - previous
         previous = np.int64(levels[c])
-        number = np.uint64(2 * step - 1) if step > 0 else np.uint64(-2 * step)
+        number = np.uint64(2 * moved - 1) if moved > 0 else np.uint64(-2 * moved)
         low, span, at = _put_number(low, span, at, out, contexts, _ZERO, number)
     coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = low, span, at
 

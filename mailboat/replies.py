@@ -207,6 +207,7 @@ class Enrolment:
     run_id: str
     channel: str
     heartbeat_seconds: float
+    pending: bool = False  # an operator has to approve the island first
 
     @classmethod
     def parse(cls, body: Any) -> Enrolment:
@@ -220,7 +221,21 @@ class Enrolment:
             run_id=_get(body, "run_id", str),
             channel=_get(body, "channel", str),
             heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
+            pending=_optional(body, "pending", bool) is True,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class IslandInfo:
+    """What an island may ask about itself at any time: whether it still waits for an operator's approval."""
+
+    id: str
+    pending: bool
+
+    @classmethod
+    def parse(cls, body: Any) -> IslandInfo:
+        """Reads the body of ``GET islands/{id}``."""
+        return cls(id=_get(body, "id", str), pending=_optional(body, "pending", bool) is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +261,28 @@ class ChallengeCommand:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """Commands for the island, the next interval in seconds, and whether it may follow its channel."""
+    """Commands for the island, the next interval in seconds, whether it may follow a channel and which one (None: the
+    one that it enrolled with), a new credential, and why it drains (None: it does not).
+    """
 
     challenges: tuple[ChallengeCommand, ...]
     heartbeat_seconds: float
     enabled: bool
+    channel: str | None = None
+    credential: str | None = None
+    drain: str | None = None
 
     @classmethod
     def parse(cls, body: Any) -> HeartbeatReply:
         """Reads a heartbeat's answer. Commands of kinds that this version does not know are left out."""
         commands = _get(body, "commands", list)
         known = [c for c in commands if isinstance(c, Mapping) and c.get("kind") == "challenge"]
-        enabled = _optional(body, "enabled", bool)
+        enabled, drain = _optional(body, "enabled", bool), _optional(body, "drain", Mapping)
         return cls(
             challenges=tuple(ChallengeCommand.parse(command) for command in known),
             heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
             enabled=enabled is not False,
+            channel=_optional(body, "channel", str) or None,
+            credential=_optional(body, "credential", str) or None,
+            drain=None if drain is None else _optional(drain, "reason", str) or "",
         )

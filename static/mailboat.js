@@ -165,11 +165,11 @@
 
   // Menus close when the reader goes elsewhere, and on Escape with the focus back on their button.
   document.addEventListener("click", (event) => {
-    for (const menu of document.querySelectorAll("details.switch[open]")) if (!menu.contains(event.target)) menu.open = false;
+    for (const menu of document.querySelectorAll("details.switch[open], details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
-    for (const menu of document.querySelectorAll("details.switch[open]")) {
+    for (const menu of document.querySelectorAll("details.switch[open], details.menu[open]")) {
       menu.open = false;
       menu.querySelector("summary").focus();
     }

@@ -9,12 +9,16 @@ import os
 from importlib import import_module
 from typing import Any
 
+import django
 from celery import Celery
 from celery.signals import worker_ready, worker_shutting_down
+from django.apps import apps
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 # Django's system checks import the whole API and every page; the tests run them, processes need not at each start.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
+if not apps.ready:  # Celery reads the configuration, which knows the models, before it sets Django up
+    django.setup()
 
 app = Celery("mailboat", include=["workers.tasks"])
 app.config_from_object("workers.configuration")
@@ -22,7 +26,7 @@ app.config_from_object("workers.configuration")
 
 def send(job_id: str, kind: str) -> None:
     """Wakes a worker for a queued job. Raises whatever the broker's client raises when it can't be reached."""
-    from workers.configuration import QUEUES
+    from controlplane.jobs.queues import QUEUES
 
     app.send_task("mailboat.job", args=[job_id], queue=QUEUES[kind], retry=False)
 
@@ -34,17 +38,22 @@ def _end(**_: Any) -> None:
     The usual way waits for the next poll and for pools of connections. Everything that matters is in the database.
     """
     from workers import lease
+    from workers.presence import presence
 
     lease.stopping.set()
     if not lease.working.is_set():
+        presence.leave()
         os._exit(0)
 
 
 @worker_ready.connect(weak=False)
 def _warm_up(sender: Any, **_: Any) -> None:
-    """Loads what the jobs of its queues need, so that the first one does not wait for it."""
-    from workers.configuration import QUEUES
+    """Says that it is there, and loads what the jobs of its queues need, so that the first one does not wait for it."""
+    from controlplane.jobs.queues import QUEUES
+    from workers.presence import presence
 
-    kinds = {kind for kind, queue in QUEUES.items() if queue in sender.app.amqp.queues.consume_from}
+    served = sorted(sender.app.amqp.queues.consume_from)
+    presence.begin(str(sender.hostname), served)
+    kinds = {kind for kind, queue in QUEUES.items() if queue in served}
     for kind in kinds:
         import_module(f"workers.{kind}")

@@ -7,15 +7,16 @@ people look at job rows instead. `MAILBOAT_BROKER_URL` names another broker.
 
 from __future__ import annotations
 
+from typing import Any
+
+from celery.schedules import crontab
 from django.db import connection
 from kombu.entity import Queue
 from psycopg.conninfo import make_conninfo
 
 from controlplane import env
-
-QUEUES = {"build": "publish", "validate": "publish", "replay": "check", "verify": "check"}  # by kind of job
-HOUSEKEEPING = "housekeeping"
-SWEEP_SECONDS = 3.0
+from controlplane.jobs.queues import HOUSEKEEPING, NAMES
+from controlplane.jobs.schedule import SCHEDULE, Entry
 
 
 def _database() -> str:
@@ -50,7 +51,7 @@ broker_pool_limit = 2
 
 task_queues = [
     Queue(name, routing_key=name)  # type: ignore[no-untyped-call]
-    for name in (*sorted(set(QUEUES.values())), HOUSEKEEPING)
+    for name in NAMES
 ]
 task_default_queue = HOUSEKEEPING
 task_ignore_result = True
@@ -66,7 +67,14 @@ worker_hijack_root_logger = False
 worker_redirect_stdouts = False
 worker_cancel_long_running_tasks_on_connection_loss = False
 
-beat_schedule = {
-    # A sweep that nobody took before the next one is due is of no use.
-    "sweep": {"task": "mailboat.sweep", "schedule": SWEEP_SECONDS, "options": {"expires": SWEEP_SECONDS}},
-}
+
+def _beat(entry: Entry) -> dict[str, Any]:
+    if entry.at is not None:
+        hour, minute = entry.at
+        return {"task": entry.task, "schedule": crontab(hour=hour, minute=minute), "options": {"expires": 3600.0}}
+    # A round that nobody took before the next one is due is of no use.
+    return {"task": entry.task, "schedule": entry.seconds, "options": {"expires": entry.seconds}}
+
+
+timezone = "UTC"
+beat_schedule = {entry.name: _beat(entry) for entry in SCHEDULE}

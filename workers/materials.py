@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from controlplane.registry import blobs, submission
+from controlplane.registry.errors import Missing
 from controlplane.registry.models import Run, Version
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import State
@@ -22,38 +23,42 @@ _CHUNK = 1 << 20
 
 def manifest_of(version: Version) -> Manifest:
     """The manifest as it was committed."""
-    return Manifest.from_bytes(blobs.read(version.run_id, version.manifest_sha256))
+    return Manifest.from_bytes(blobs.store().read(version.run_id, version.manifest_sha256))
 
 
 def recorded_state(version: Version) -> State:
     """The digests that the version was published with. Raises DigestMismatch when they do not make its state."""
     manifest = manifest_of(version)
     inventory = submission.read_inventory(version.run_id, manifest.inventory.sha256)
-    state = State.from_parts(inventory, blobs.read(version.run_id, manifest.digests.sha256), manifest.side_files)
+    state = State.from_parts(
+        inventory, blobs.store().read(version.run_id, manifest.digests.sha256), manifest.side_files
+    )
     if state.digest != version.state_digest or manifest.state != version.state_digest:
         raise DigestMismatch(f"The record of version {version.number} contradicts itself; restore the blob store.")
     return state
 
 
 def checked_files(
-    run: Run, refs: Iterable[Mapping[str, Any]], progress: Callable[[int], None] = lambda _: None
+    run: Run, refs: Iterable[Mapping[str, Any]], scratch: Path, progress: Callable[[int], None] = lambda _: None
 ) -> list[Path]:
-    """The files of these blobs ({sha256, size}), read once and compared with their names.
+    """Files of these blobs ({sha256, size}), the store's own or copies in `scratch`, read and compared with their
+    names.
 
     Raises StoreError for one that is missing or damaged.
     """
+    store = blobs.store()
     found = []
     for ref in refs:
-        path = blobs.path(run.pk, ref["sha256"])
         digest, size = hashlib.sha256(), 0
         try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    progress(len(chunk))
-        except FileNotFoundError:
+            path = store.local(run.pk, ref["sha256"], scratch)
+        except Missing:
             raise StoreError(f"The blob {ref['sha256']} is not in the store; upload it again.") from None
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                progress(len(chunk))
         if (digest.hexdigest(), size) != (ref["sha256"], ref["size"]):
             raise StoreError(f"The blob {ref['sha256']} is damaged in the store; upload it again.")
         found.append(path)
@@ -61,12 +66,13 @@ def checked_files(
 
 
 def open_anchor(run: Run, files: Iterable[Mapping[str, Any]], scratch: Path, aliases: Mapping[str, str]) -> Checkpoint:
-    """The checkpoint that an anchor's files make, as links in a new folder under `scratch`; the bytes stay in place."""
+    """The checkpoint that an anchor's files make, as links in a new folder under `scratch` to the blobs."""
+    store = blobs.store()
     folder = Path(tempfile.mkdtemp(prefix="anchor-", dir=scratch))
     for file in files:
         place = folder / file["path"]
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(blobs.path(run.pk, file["sha256"]))
+        place.symlink_to(store.local(run.pk, file["sha256"], scratch).absolute())
     return Checkpoint.open(folder, aliases=aliases)
 
 

@@ -48,14 +48,14 @@ def walk(
 def _begin(work: Work, version: Version, files: list[dict[str, Any]], folder: Path) -> Image:
     run = version.run
     state = recorded_state(version)
-    checked_files(run, files, lambda _: work.check())
+    checked_files(run, files, work.scratch, lambda _: work.check())
     with open_anchor(run, files, work.scratch, state.inventory.aliases) as anchor:
         anchor.inventory.require_same(state.inventory)
         return Image.create(folder, anchor, state)
 
 
 def _advance(work: Work, version: Version, parts: list[dict[str, Any]], image: Image) -> None:
-    paths = checked_files(version.run, parts, lambda _: work.check())
+    paths = checked_files(version.run, parts, work.scratch, lambda _: work.check())
     overlay = image.prepare(paths, recorded_state(version), scratch=work.scratch)
     try:
         work.check()

@@ -22,7 +22,8 @@ from controlplane.jobs.models import Job
 from controlplane.registry.errors import Refusal
 from mailboat.errors import MailboatError
 from workers.lease import Cancelled, Lease, ShuttingDown, Stopped
-from workers.work import Findings, Work
+from workers.presence import presence
+from workers.work import Findings, Parked, Work
 
 log = structlog.get_logger(__name__)
 
@@ -36,9 +37,13 @@ def run(job_id: str) -> None:
     if job is None:
         log.info("job not to be had", job=job_id)
         return
-    with Lease(job, owner) as lease:
-        end = _attempt(job, lease)
-    _record(job, owner, end)
+    presence.working_on(job.pk)
+    try:
+        with Lease(job, owner) as lease:
+            end = _attempt(job, lease)
+        _record(job, owner, end)
+    finally:
+        presence.working_on(None)
 
 
 def _record(job: Job, owner: str, end: Ending) -> None:
@@ -58,13 +63,17 @@ def _record(job: Job, owner: str, end: Ending) -> None:
         return
 
 
-def _attempt(job: Job, lease: Lease) -> Ending:
+def _attempt(  # noqa: PLR0911  one line per way to end
+    job: Job, lease: Lease
+) -> Ending:
     """Does the work; the returned function records how it ended."""
     work = Work(job, lease)
     try:
         result = _kind(job.kind)(work)
     except ShuttingDown:
         return _hand_back
+    except Parked as parked:
+        return _park(parked)
     except Cancelled:
         return lambda job, owner: jobs.cancelled(job.pk, owner)
     except Stopped:
@@ -88,6 +97,12 @@ def _failed(job: Job, error: Exception) -> Ending:
         log.error("job failed unexpectedly", job=str(job.pk), exc_info=error)
         sentence = f"The worker met an unexpected {type(error).__name__}: {sentence[:300]}"
     return lambda job, owner: jobs.fail(job.pk, owner, sentence, evidence)
+
+
+def _park(parked: Parked) -> Ending:
+    return lambda job, owner: jobs.park(
+        job.pk, owner, parked.waiting_for, until=parked.until, saved=parked.saved, still=parked.still
+    )
 
 
 def _hand_back(job: Job, owner: str) -> None:

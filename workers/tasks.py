@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import structlog
+
 from workers.app import app
+
+log = structlog.get_logger(__name__)
 
 
 @app.task(name="mailboat.job")
@@ -16,6 +22,43 @@ def job(job_id: str) -> None:
 @app.task(name="mailboat.sweep")
 def sweep() -> None:
     """Puts right what time has passed over."""
-    from workers.sweep import sweep as sweep_once
+    from workers.sweep import sweep as once
 
-    sweep_once()
+    _scheduled("sweep", once)
+
+
+@app.task(name="mailboat.heads")
+def heads() -> None:
+    """Renews heads before they expire."""
+    from controlplane.registry.services import renew_heads
+
+    _scheduled("heads", renew_heads)
+
+
+@app.task(name="mailboat.scrub")
+def scrub() -> None:
+    """Verifies the fleet."""
+    from workers.scrub import scrub as once
+
+    _scheduled("scrub", once)
+
+
+@app.task(name="mailboat.tidy")
+def tidy() -> None:
+    """Forgets what nobody needs any more."""
+    from workers.sweep import tidy as once
+
+    _scheduled("tidy", once)
+
+
+def _scheduled(name: str, work: Callable[[], object]) -> None:
+    """One round of an entry of the schedule; what goes wrong is logged and seen on the page of the schedule."""
+    from django.db import close_old_connections
+
+    from controlplane.jobs.schedule import ran
+
+    close_old_connections()
+    try:
+        ran(name, work)
+    except Exception:
+        log.exception("scheduled work failed", entry=name)

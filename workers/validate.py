@@ -7,6 +7,7 @@ version become ready, and only then does the copy move. It may be killed anywher
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from controlplane.registry.models import Anchor, Version
 from mailboat.digest import State, measure
 from mailboat.errors import ManifestError
 from mailboat.patch import PatchFile
+from mailboat.patch.statistics import measure as measure_patch
 from workers.copy import Copy
 from workers.materials import checked_files, manifest_of, open_anchor, recorded_state, require_same
 from workers.work import Work
@@ -59,7 +61,7 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
     if parent is None or patch is None:
         raise ManifestError(f"Version {version.number} has a patch but no parent; publish it again.")
     expected = recorded_state(version)
-    paths = checked_files(run, [part.to_json() for part in patch.parts], lambda _: work.check())
+    paths = checked_files(run, [part.to_json() for part in patch.parts], work.scratch, lambda _: work.check())
     image = copy.bring_to(parent)
     overlay = image.prepare(paths, expected, scratch=work.scratch)
     try:
@@ -68,7 +70,8 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
         if anchor := Anchor.objects.filter(version=version).first():
             _measure_anchor(work, version, anchor)
         work.check()
-        services.mark_ready(version, codecs=_codecs(paths))
+        codecs, statistics = _read_tables(paths, len(expected.inventory.tensors))
+        services.mark_ready(version, codecs=codecs, statistics=services.add_blob(run, statistics))
         copy.keep(image, overlay)
     finally:
         overlay.close()
@@ -85,19 +88,16 @@ def _prove_anchor(work: Work, version: Version, copy: Copy) -> None:
 
 def _measure_anchor(work: Work, version: Version, anchor: Anchor) -> State:
     expected = recorded_state(version)
-    checked_files(version.run, anchor.files, lambda _: work.check())
+    checked_files(version.run, anchor.files, work.scratch, lambda _: work.check())
     with open_anchor(version.run, anchor.files, work.scratch, expected.inventory.aliases) as checkpoint:
         found = measure(checkpoint, progress=work.bytes_of(expected.inventory.full_bytes))
         require_same(expected, found, f"The anchor of version {version.number}")
     return expected
 
 
-def _codecs(paths: list[Path]) -> str:
-    found: set[str] = set()
-    for path in paths:
-        patch = PatchFile.open(path)
-        try:
-            found.update(patch.codecs)
-        finally:
-            patch.close()
-    return ",".join(sorted(found))
+def _read_tables(paths: list[Path], tensors: int) -> tuple[str, bytes]:
+    """The codecs of the parts, and the statistics blob of the patch."""
+    with ExitStack() as stack:
+        parts = [stack.enter_context(PatchFile.open(path)) for path in paths]
+        codecs = sorted({codec for part in parts for codec in part.codecs})
+        return ",".join(codecs), measure_patch(parts, tensors).to_bytes()

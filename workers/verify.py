@@ -1,33 +1,32 @@
 """Verify: asks an island for a keyed digest over random byte ranges and computes the same from the worker's own bytes.
 
 A right answer proves that the island holds the bytes, not that it serves them. A wrong one disables the island, with
-the evidence in its reason, in the challenge and in the job's result.
+the evidence in its reason, in the challenge and in the job's result. No worker waits for an island: between question
+and answer the job is parked.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from random import SystemRandom
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-import psycopg
 from blake3 import blake3
-from django.db import connection
 
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import Challenge, Island
-from controlplane.registry import selectors
+from controlplane.registry import clock, selectors
 from controlplane.registry.errors import Missing, Refusal, WrongState
 from controlplane.registry.models import Version
 from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.source import TensorSource
 from workers.copy import Copy
 from workers.rebuild import walk
-from workers.work import Findings, Work, environment
+from workers.work import Findings, Parked, Work, environment
 
 DEADLINE_SECONDS = 60.0
 QUESTIONS = 5  # an island may move on between question and answer
@@ -39,33 +38,64 @@ Ranges = list[tuple[int, int, int]]
 
 
 def verify(work: Work) -> dict[str, Any]:
-    """The job. Fails with a finding when the island does not hold what it reported."""
-    island = _island(work)
-    for question in range(1, QUESTIONS + 1):
-        version = _held(island)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        with _bytes_of(work, version) as source:
-            ranges = choose(source.inventory)
-            expected = answer_of(source, nonce, ranges)
-        work.log(f"Question {question}: {len(ranges)} ranges of version {version.number}.")
-        started = time.monotonic()
-        challenge = fleet.open_challenge(work.job, island, version, nonce, ranges)
-        _wait(work, challenge)
-        if challenge.state == Challenge.State.MOVED:
-            work.log(f"Island {island.name} moved on meanwhile; asking again.")
-            continue
-        facts = {
-            "island": island.name,
-            "version": version.number,
-            "challenge": str(challenge.pk),
-            "ranges": len(ranges),
-            "bytes": sum(length for _, _, length in ranges),
-            "seconds": round(time.monotonic() - started, 3),
-            "environment": environment(),
-        }
-        return _judge(work, island, challenge, expected, facts)
-    sentence = f"Island {island.name} moved to another version {QUESTIONS} times; verify it again."
-    raise Findings(sentence, {"island": island.name, "questions": QUESTIONS, "environment": environment()})
+    """The job. Asks and lets its worker go; goes on when the island has answered, or has had its time.
+
+    Fails with a finding when the island does not hold what it reported.
+    """
+    island, saved = _island(work), work.saved
+    if saved is None:
+        _ask(work, island, 1)
+    challenge = _challenge(saved)
+    if challenge.state == Challenge.State.OPEN:
+        left = DEADLINE_SECONDS - (clock.now() - challenge.created_at).total_seconds()
+        if left > 0:
+            raise _waits(island, challenge, saved, left)
+        _expire(island, challenge)
+    if challenge.state == Challenge.State.MOVED:
+        work.log(f"Island {island.name} moved on meanwhile; asking again.")
+        _ask(work, island, int(saved["question"]) + 1)
+    if challenge.state != Challenge.State.ANSWERED:
+        _ask(work, island, int(saved["question"]))
+    answered = challenge.answered_at or challenge.created_at
+    facts = {
+        "island": island.name,
+        "version": challenge.version.number,
+        "challenge": str(challenge.pk),
+        "ranges": len(challenge.ranges),
+        "bytes": sum(length for _, _, length in challenge.ranges),
+        "seconds": round((answered - challenge.created_at).total_seconds(), 3),
+        "environment": environment(),
+    }
+    return _judge(work, island, challenge, str(saved["expected"]), facts)
+
+
+def _ask(work: Work, island: Island, question: int) -> NoReturn:
+    """Computes the right answer first, so that the island is not bothered when that is impossible."""
+    if question > QUESTIONS:
+        sentence = f"Island {island.name} moved to another version {QUESTIONS} times; verify it again."
+        raise Findings(sentence, {"island": island.name, "questions": QUESTIONS, "environment": environment()})
+    version = _held(island)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    with _bytes_of(work, version) as source:
+        ranges = choose(source.inventory)
+        expected = answer_of(source, nonce, ranges)
+    work.check()
+    challenge = fleet.open_challenge(work.job, island, version, nonce, ranges)
+    work.log(f"Question {question}: {len(ranges)} ranges of version {version.number}.")
+    saved = {"challenge": str(challenge.pk), "expected": expected, "question": question}
+    raise _waits(island, challenge, saved, DEADLINE_SECONDS)
+
+
+def _waits(island: Island, challenge: Challenge, saved: dict[str, Any], seconds: float) -> Parked:
+    def unanswered() -> bool:
+        return Challenge.objects.filter(pk=challenge.pk, state=Challenge.State.OPEN).exists()
+
+    waiting_for = f"the answer of island {island.name}"
+    return Parked(waiting_for, until=timedelta(seconds=seconds), saved=saved, still=unanswered)
+
+
+def _challenge(saved: dict[str, Any]) -> Challenge:
+    return Challenge.objects.select_related("version", "island").get(pk=saved["challenge"])
 
 
 def choose(inventory: Inventory) -> Ranges:
@@ -135,32 +165,16 @@ def _held(island: Island) -> Version:
     return version
 
 
-def _wait(work: Work, challenge: Challenge) -> None:
-    """Waits for the answer by LISTEN, on a connection of its own. Raises Findings when none comes in time."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    parameters = connection.get_connection_params()
-    parameters.pop("cursor_factory", None)
-    parameters.pop("context", None)
-    with psycopg.connect(**parameters, autocommit=True) as listener:
-        listener.execute(f'listen "{fleet.CHALLENGE_NOTIFICATION}"')
-        while True:
-            challenge.refresh_from_db()
-            if challenge.state != Challenge.State.OPEN:
-                return
-            work.check()
-            if time.monotonic() > deadline:
-                break
-            for _ in listener.notifies(timeout=1.0, stop_after=1):
-                pass
+def _expire(island: Island, challenge: Challenge) -> None:
+    """Closes a question that had its time. Raises Findings, unless the answer came in the last moment."""
     try:
         fleet.resolve(challenge, Challenge.State.EXPIRED)
-    except WrongState:  # the answer came in the last moment
+    except WrongState:
         challenge.refresh_from_db()
         return
-    name = challenge.island.name
     raise Findings(
-        f"Island {name} did not answer within {DEADLINE_SECONDS:.0f} s; verify it again once it runs.",
-        {"island": name, "challenge": str(challenge.pk), "environment": environment()},
+        f"Island {island.name} did not answer within {DEADLINE_SECONDS:.0f} s; verify it again once it runs.",
+        {"island": island.name, "challenge": str(challenge.pk), "environment": environment()},
     )
 
 

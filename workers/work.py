@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -23,6 +24,21 @@ class Findings(Exception):  # noqa: N818 - the job did what it should; what it f
         self.result = dict(result)
 
 
+class Parked(Exception):  # noqa: N818 - not a fault
+    """The work waits for something outside and lets its worker go. It is called again with `saved` in the job's row
+    when that has come, or `until` has passed.
+    """
+
+    def __init__(
+        self, waiting_for: str, *, until: timedelta, saved: Mapping[str, Any], still: Callable[[], bool]
+    ) -> None:
+        super().__init__(waiting_for)
+        self.waiting_for = waiting_for
+        self.until = until
+        self.saved = dict(saved)
+        self.still = still
+
+
 class Work:
     """One attempt at a job."""
 
@@ -35,6 +51,11 @@ class Work:
     def params(self) -> dict[str, Any]:
         """What was asked for."""
         return dict(self.job.params)
+
+    @property
+    def saved(self) -> dict[str, Any] | None:
+        """What an earlier part of the work saved when it was parked; None at the beginning."""
+        return None if self.job.saved is None else dict(self.job.saved)
 
     def check(self) -> None:
         """Raises Stopped when the work must not go on."""

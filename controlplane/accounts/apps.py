@@ -10,3 +10,7 @@ class AccountsConfig(AppConfig):
 
     name = "controlplane.accounts"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Begins to listen for sign-ins."""
+        from controlplane.accounts import sessions  # noqa: F401  connects its receiver

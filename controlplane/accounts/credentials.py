@@ -32,6 +32,12 @@ def new(kind: str) -> Credential:
     return Credential(f"{kind}_{key_id}_{secret}", key_id, _digest(secret, pepper), pepper)
 
 
+def again(secret: str) -> dict[str, object]:
+    """Digest and pepper of a known secret under the newest pepper, as columns."""
+    pepper = max(settings.MAILBOAT_PEPPERS)
+    return {"digest": _digest(secret, pepper), "pepper": pepper}
+
+
 def split(plaintext: str, kind: str) -> tuple[str, str] | None:
     """Key id and secret, or None when the text is not a credential of this kind."""
     match = _SHAPE.fullmatch(plaintext)

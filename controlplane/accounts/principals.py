@@ -14,6 +14,8 @@ VIEWER, OPERATOR, ADMIN, PUBLISHER, ISLAND = "viewer", "operator", "admin", "pub
 READERS = frozenset({VIEWER, OPERATOR, ADMIN, PUBLISHER})
 FOLLOWERS = READERS | {ISLAND}  # may read what an island needs of its own run
 OPERATORS = frozenset({OPERATOR, ADMIN})
+ADMINS = frozenset({ADMIN})
+PEOPLE = frozenset({VIEWER, OPERATOR, ADMIN})
 PUBLISHERS = frozenset({PUBLISHER})
 
 
@@ -25,21 +27,30 @@ class Principal:
     role: str
     actor: str
     island: Island | None = None
+    run: Run | None = None  # the only run that a scoped token opens
 
     def may_see_run(self, run: Run) -> bool:
         """Islands see their own run and nothing else; everybody else sees the runs of the project."""
         if self.role == ISLAND:
             return self.island is not None and self.island.run_id == run.pk
-        return run.project_id == self.project.pk
+        return run.project_id == self.project.pk and (self.run is None or self.run.pk == run.pk)
+
+
+def island_of(token: Token) -> Island | None:
+    """The island whose credential this is, or is about to be."""
+    if token.role != ISLAND:
+        return None
+    found: Island | None = getattr(token, "island", None) or getattr(token, "next_island", None)
+    return found
 
 
 def of_token(token: Token, slug: str) -> Principal | None:
     """The caller behind a token, or None when the project is not its own."""
     if token.project.slug != slug:
         return None
-    island = getattr(token, "island", None) if token.role == ISLAND else None
+    island = island_of(token)
     name = island.name if island else token.name
-    return Principal(token.project, token.role, f"{token.role}:{name}", island)
+    return Principal(token.project, token.role, f"{token.role}:{name}", island, token.run)
 
 
 def of_person(user: AbstractBaseUser, slug: str) -> Principal | None:

@@ -14,6 +14,7 @@ from rest_framework.request import Request
 from controlplane.accounts import principals, services
 from controlplane.accounts.models import Token
 from controlplane.accounts.principals import Principal
+from controlplane.fleet import services as fleet
 from controlplane.registry.errors import Missing
 
 
@@ -67,6 +68,8 @@ def principal(slug: str, token: Token | None, user: Any) -> Principal:
     found = principals.of_token(token, slug) if token is not None else principals.of_person(user, slug)
     if found is None:
         raise Missing(f"There is no project {slug} for you.")
+    if token is not None and found.island is not None:
+        fleet.confirm(found.island, token)  # the first call with a new credential ends the old one
     return found
 
 

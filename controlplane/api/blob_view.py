@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-from collections.abc import AsyncIterator
+import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from controlplane.accounts.principals import FOLLOWERS
+from controlplane.accounts import limits
+from controlplane.accounts.principals import FOLLOWERS, ISLAND
 from controlplane.api import plain
 from controlplane.api.authentication import principal_of
 from controlplane.api.permissions import require_role, run_for
 from controlplane.registry import blobs, selectors
-from controlplane.registry.errors import Refusal
+from controlplane.registry.errors import Missing, Refusal
 
-CHUNK = 256 * 1024
+DIRECT_SECONDS = 900
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where the bytes are."""
+    """Whose bytes they are, and how many."""
 
-    path: Path
+    run: uuid.UUID
+    sha256: str
     size: int
 
 
@@ -35,20 +34,55 @@ def find(request: HttpRequest, project: str, run: str, sha256: str) -> Found:
     """A blob of a run that the caller may see. Raises Missing, Refusal `blob_damaged`."""
     caller = principal_of(request, project)
     require_role(caller, FOLLOWERS)
+    if caller.role == ISLAND:
+        limits.take(limits.PULL, f"{caller.project.pk} {caller.actor}")
     row = selectors.blob(run_for(caller, run), sha256)
-    if blobs.size(row.run_id, sha256) != row.size:
+    if blobs.store().size(row.run_id, sha256) != row.size:
         raise Refusal(
             "The blob is damaged in the store; the publisher must upload it again.", code="blob_damaged", status=500
         )
-    return Found(blobs.path(row.run_id, sha256), row.size)
+    return Found(row.run_id, sha256, row.size)
+
+
+@plain.in_database
+def find_statistics(request: HttpRequest, project: str, run: str, number: int) -> Found:
+    """The per-tensor statistics of a version. Raises Missing."""
+    caller = principal_of(request, project)
+    require_role(caller, FOLLOWERS)
+    version = selectors.version(run_for(caller, run), number)
+    if version.statistics is None:
+        raise Missing(f"Version {number} has no statistics: they are made of a patch, when it is validated.")
+    return Found(version.run_id, version.statistics.sha256, version.statistics.size)
 
 
 @plain.view("GET", "HEAD")
 async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> HttpResponseBase:
-    """The bytes of a blob, or the one range that is asked for."""
+    """The bytes of a blob, or the one range that is asked for.
+
+    With `direct=1`, where the blob store has addresses of its own: a redirect to one that is valid for a while.
+    """
     found = await find(request, project, run, sha256)
-    etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, max-age=31536000, immutable"}
+    if request.GET.get("direct") == "1" and (address := await presigned(found)):
+        return HttpResponse(status=307, headers={"Location": address, "Cache-Control": "no-store"})
+    return _answer(request, found, "application/octet-stream", "immutable")
+
+
+@plain.view("GET", "HEAD")
+async def statistics(request: HttpRequest, *, project: str, run: str, number: int) -> HttpResponseBase:
+    """Changes per tensor, columns in one blob: docs/format/statistics.md."""
+    found = await find_statistics(request, project, run, number)
+    return _answer(request, found, "application/vnd.mailboat.statistics", "must-revalidate")
+
+
+@plain.in_database
+def presigned(found: Found) -> str | None:
+    """An address of the blob store's own, when it has such."""
+    return blobs.store().presign_get(found.run, found.sha256, DIRECT_SECONDS)
+
+
+def _answer(request: HttpRequest, found: Found, content_type: str, caching: str) -> HttpResponseBase:
+    etag = f'"{found.sha256}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": f"private, max-age=31536000, {caching}"}
     if etag in request.headers.get("If-None-Match", ""):
         return HttpResponse(status=304, headers=headers)
     asked = request.headers.get("Range", "") if request.headers.get("If-Range", etag) == etag else ""
@@ -57,14 +91,14 @@ async def blob(request: HttpRequest, *, project: str, run: str, sha256: str) -> 
         span = range_of(asked, found.size)
         if span is None:
             headers["Content-Range"] = f"bytes */{found.size}"
-            return HttpResponse(status=416, headers=headers)
+            return HttpResponse(status=416, headers=headers, content_type=content_type)
         start, end, status = *span, 206
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.size}"
     headers["Content-Length"] = str(end - start)
     if request.method == "HEAD" or start == end:
-        return HttpResponse(status=status, headers=headers, content_type="application/octet-stream")
-    body = stream(found.path, start, end)
-    return StreamingHttpResponse(body, status=status, headers=headers, content_type="application/octet-stream")
+        return HttpResponse(status=status, headers=headers, content_type=content_type)
+    body = blobs.store().stream(found.run, found.sha256, start, end)
+    return StreamingHttpResponse(body, status=status, headers=headers, content_type=content_type)
 
 
 def _is_range(header: str) -> bool:
@@ -88,17 +122,3 @@ def range_of(header: str, size: int) -> tuple[int, int] | None:
     start = int(match[1])
     end = min(int(match[2]) + 1, size) if match[2] else size
     return (start, end) if start < size else None
-
-
-async def stream(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes of a file from `start` to `end`. A file that turns out shorter breaks the connection off."""
-    handle = await asyncio.to_thread(os.open, path, os.O_RDONLY)
-    try:
-        while start < end:
-            chunk = await asyncio.to_thread(os.pread, handle, min(CHUNK, end - start), start)
-            if not chunk:
-                raise OSError(f"{path.name} ended early")
-            start += len(chunk)
-            yield chunk
-    finally:
-        os.close(handle)

@@ -5,19 +5,25 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.accounts import limits
 from controlplane.accounts.principals import ISLAND, OPERATORS, READERS
+from controlplane.api import answers, conditional, filters, paging, people_answers, repeating
+from controlplane.api import people_representations as people
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
-from controlplane.api.views import ProjectView, page_size
+from controlplane.api.repeating import repeatable
+from controlplane.api.views import ProjectView
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Island
+from controlplane.registry import clock
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Missing
 
@@ -25,14 +31,29 @@ OWN = frozenset({ISLAND})
 
 
 class EnrolmentTokens(ProjectView):
-    """One-time tokens."""
+    """One-time tokens and self-enrolment keys."""
 
-    roles = {"POST": OPERATORS}
+    roles = {"GET": OPERATORS, "POST": OPERATORS}
 
-    @extend_schema(request=accept.NewEnrolmentToken, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(
+        operation_id="enrolment_tokens_list",
+        parameters=paging.PARAMETERS,
+        responses=answers.page_of(people_answers.EnrolmentKey),
+    )
+    def get(self, request: Request, project: str) -> Response:
+        """Newest first, without their secrets."""
+        page, now = paging.page(request, selectors.enrolment_tokens(self.caller.project), "-id"), clock.now()
+        return page.response([people.enrolment_token(row, now) for row in page.rows])
+
+    @extend_schema(
+        request=accept.NewEnrolmentToken, parameters=[repeating.PARAMETER], responses={201: answers.EnrolmentToken}
+    )
+    @repeatable(secret=True)
     def post(self, request: Request, project: str) -> Response:
-        """A token for one island, shown once."""
+        """A token for one island, or with `reusable` a key for any number that then wait for approval; shown once."""
         body = self.body(request, accept.NewEnrolmentToken)
+        days = body.pop("days")
+        body["lifetime"] = None if days is None else timedelta(days=days)
         run = registry.run(self.caller.project, body.pop("run"))
         channel = registry.channel(run, body.pop("channel"))
         token, plaintext = services.create_enrolment_token(run, channel, **body, actor=self.caller.actor)
@@ -47,15 +68,29 @@ class EnrolmentTokens(ProjectView):
         )
 
 
+class RevokeEnrolmentToken(ProjectView):
+    """The end of an enrolment token."""
+
+    roles = {"POST": OPERATORS}
+
+    @extend_schema(request=None, responses=people_answers.EnrolmentKey)
+    def post(self, request: Request, project: str, token: int) -> Response:
+        """At once; islands that it has enrolled stay. Again changes nothing."""
+        row = selectors.enrolment_token(self.caller.project, token)
+        services.revoke_enrolment_token(row, actor=self.caller.actor)
+        return Response(people.enrolment_token(row, clock.now()))
+
+
 class Enrol(ProjectView):
-    """The only call without a bearer token: the one-time token is in the body."""
+    """The only call without a bearer token: the enrolment token is in the body."""
 
     authentication_classes = ()
     permission_classes = ()
 
-    @extend_schema(request=accept.Enrol, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.Enrol, auth=[], responses={201: answers.Enrolment})
     def post(self, request: Request, project: str) -> Response:
-        """Trades a one-time token for a credential."""
+        """Trades an enrolment token for a credential."""
+        limits.take(limits.ENROL_BY_ADDRESS, request.META.get("REMOTE_ADDR", ""))
         body = self.body(request, accept.Enrol)
         plaintext, name = body.pop("token"), body.pop("name") or ""
         island, credential = services.enrol(project, plaintext, name=name, **body)
@@ -67,6 +102,7 @@ class Enrol(ProjectView):
                 "run_id": str(island.run_id),
                 "channel": island.channel.name,
                 "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
+                "pending": island.pending,
             },
             status=201,
         )
@@ -87,16 +123,18 @@ class Heartbeat(IslandView):
 
     roles = {"POST": OWN}
 
-    @extend_schema(request=accept.Heartbeat, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=accept.Heartbeat, responses=answers.Commands)
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Records what the island says, and answers with commands."""
         row, body = self.island(island), self.body(request, accept.Heartbeat)
+        holder: Any = request.user  # a TokenHolder: only islands come here
         body["digest"], body["reason"] = body["digest"] or "", body["reason"] or ""
         commands = services.heartbeat(row, **body)
         answer = {
             "commands": commands,
             "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
             "enabled": row.enabled,
+            **services.standing(row, holder.token),
         }
         return Response(answer)
 
@@ -106,13 +144,13 @@ class Syncs(IslandView):
 
     roles = {"GET": READERS | OWN, "POST": OWN}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(operation_id="syncs_list", parameters=paging.PARAMETERS, responses=answers.page_of(answers.Sync))
     def get(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """The newest reports."""
-        reports = selectors.sync_reports(self.island(island), page_size(request))
-        return Response({"results": [show.sync_report(report) for report in reports], "next": None})
+        page = paging.page(request, self.island(island).sync_reports.all(), "-id")
+        return page.response([show.sync_report(report) for report in page.rows])
 
-    @extend_schema(request=accept.Report, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.Report, responses={201: answers.Sync})
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Records a report; `accepted` says whether the island now counts as at that version."""
         row, body = self.island(island), self.body(request, accept.Report)
@@ -125,7 +163,7 @@ class Challenges(IslandView):
 
     roles = {"POST": OWN}
 
-    @extend_schema(request=accept.Answer, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=accept.Answer, responses=answers.Challenge)
     def post(self, request: Request, project: str, island: uuid.UUID, challenge: uuid.UUID) -> Response:
         """Takes the answer; the job that asked judges it."""
         row, body = self.island(island), self.body(request, accept.Answer)
@@ -140,21 +178,35 @@ class Islands(ProjectView):
 
     roles = {"GET": READERS}
 
-    @extend_schema(operation_id="islands_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="islands_list",
+        parameters=filters.parameters(filters.Islands),
+        responses=answers.page_of(answers.IslandLine),
+    )
     def get(self, request: Request, project: str) -> Response:
         """By name."""
-        return Response({"results": [show.island(row) for row in selectors.fleet(self.caller.project)], "next": None})
+        found = filters.filtered(request, filters.Islands, selectors.islands(self.caller.project))
+        page = paging.page(request, found, "name")
+        return page.response([show.island(row) for row in selectors.rows(page.rows)])
 
 
 class IslandDetail(IslandView):
     """One island."""
 
-    roles = {"GET": READERS | OWN}
+    roles = {"GET": READERS | OWN, "DELETE": OPERATORS}
+    open_to_pending = True
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(parameters=[conditional.ETAG], responses=answers.IslandLine)
     def get(self, request: Request, project: str, island: uuid.UUID) -> Response:
-        """Its line of the fleet table."""
-        return Response(show.island(selectors.row(self.island(island))))
+        """Its line of the fleet table. The ETag names what operators asked of it."""
+        row = self.island(island)
+        return conditional.tagged(Response(show.island(selectors.row(row))), row.revision)
+
+    @extend_schema(parameters=[conditional.IF_MATCH], responses={204: None})
+    def delete(self, request: Request, project: str, island: uuid.UUID) -> Response:
+        """Forgets an island whose credential was revoked, or whose approval is refused; 409 `wrong_state` else."""
+        services.remove(self.island(island), actor=self.caller.actor, seen=conditional.seen_if_said(request))
+        return Response(status=204)
 
 
 class Fleet(ProjectView):
@@ -162,7 +214,7 @@ class Fleet(ProjectView):
 
     roles = {"GET": READERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.Fleet)
     def get(self, request: Request, project: str) -> Response:
         """Islands with health, sync status and skew; counts; the head of `latest` of every run."""
         table = selectors.fleet(self.caller.project)

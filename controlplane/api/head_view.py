@@ -1,21 +1,30 @@
-"""The head of a channel, with a long poll that holds no database connection while it waits."""
+"""The head of a channel, with a long poll that holds neither a thread nor a database connection while it waits.
+
+Islands, which send a bearer token, are answered below Django (`application`): hundreds of them wait at once. People
+with a session get the same answers through Django (`head`).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
 from rest_framework.exceptions import ValidationError
 
-from controlplane.accounts.principals import FOLLOWERS
-from controlplane.api import plain
-from controlplane.api.authentication import principal_of
-from controlplane.api.permissions import require_role, run_for
+from controlplane.accounts.principals import FOLLOWERS, Principal
+from controlplane.api import plain, problems
+from controlplane.api.authentication import bearer, principal, principal_of
+from controlplane.api.permissions import channel_for, require_role, run_for
 from controlplane.api.waiting import waiting
-from controlplane.registry import heads, selectors
+from controlplane.audit import middleware
+from controlplane.lane import Receive, Scope, Send, lane
+from controlplane.registry import heads
 
+PATH = re.compile(r"/api/v1/projects/([-\w]{1,50})/runs/([-\w]{1,80})/channels/([-\w]{1,40})/head", re.ASCII)
 LONGEST_WAIT = 60
 BIG = (1 << 63) - 1
 
@@ -34,49 +43,103 @@ class Seen:
         return f'"{hashlib.sha256(self.body or b"").hexdigest()}"'
 
 
-@plain.in_database
-def look(request: HttpRequest, project: str, run: str, channel: str) -> Seen:
-    """The caller is checked with every look, so that a credential revoked meanwhile ends the wait."""
-    caller = principal_of(request, project)
-    require_role(caller, FOLLOWERS)
-    row = selectors.channel(run_for(caller, run), channel)
-    body = None if row.head_envelope is None else heads.encoded(row.head_envelope)
-    return Seen(f"{row.run_id}/{row.name}", row.serial, body)
+Look = Callable[[], Awaitable[Seen]]
 
 
-@plain.view("GET", "HEAD")
-async def head(request: HttpRequest, *, project: str, run: str, channel: str) -> HttpResponse:
+def below(scope: Scope) -> bool:
+    """Whether `application` answers this request."""
+    return bool(PATH.fullmatch(scope["path"])) and any(name == b"authorization" for name, _ in scope["headers"])
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """The head for whoever sends a token."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    number = middleware.begin(headers.get("x-request-id", ""))
+    match = PATH.fullmatch(scope["path"])
+    if match is None:
+        raise ValueError("the caller asks `below` first")
+    address, authorization = match.groups(), headers.get("authorization", "")
+
+    async def look() -> Seen:
+        return await lane().look(_look_with_token, authorization, *address)
+
+    response = await _answer(scope["method"], QueryDict(scope["query_string"]), headers, look)
+    response.headers[middleware.HEADER] = number
+    await lane().send_response(response, send)  # type: ignore[arg-type]
+
+
+async def head(request: HttpRequest, *, project: str, run: str, channel: str) -> HttpResponseBase:
+    """The head for whoever has a session."""
+
+    @plain.in_database
+    def look() -> Seen:
+        return _look(principal_of(request, project), run, channel)
+
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return await _answer(str(request.method), request.GET, headers, look)
+
+
+async def _answer(method: str, query: QueryDict, headers: Mapping[str, str], look: Look) -> HttpResponseBase:
+    if method not in {"GET", "HEAD"}:
+        return HttpResponseNotAllowed(["GET", "HEAD"])
+    try:
+        return await _head(query, headers.get("if-none-match", ""), look)
+    except Exception as error:
+        answer = problems.response(error)
+        if answer is None:
+            raise
+        return answer
+
+
+async def _head(query: QueryDict, known: str, look: Look) -> HttpResponse:
     """The envelope; 304 when the ETag still matches, 204 when there is no head yet.
 
     With `after` (a serial) and `wait` (seconds), the answer waits until the channel has moved past that serial.
     """
-    after, seconds = _number(request, "after", None, BIG), _number(request, "wait", 0, LONGEST_WAIT) or 0
-    seen = await look(request, project, run, channel)
+    after, seconds = _number(query, "after", None, BIG), _number(query, "wait", 0, LONGEST_WAIT) or 0
+    if seconds:
+        waiting().begin()
+    wakes = waiting().wakes
+    seen = await look()
     if seconds and (seen.body is None or (after is not None and seen.serial <= after)):
-        seen = await _wait(request, project, run, channel, seen, after or 0, seconds)
+        seen = await _wait(seen, wakes, look, after or 0, seconds)
     if seen.body is None:
         return HttpResponse(status=204)
     headers = {"ETag": seen.etag, "Cache-Control": "private, no-cache"}
-    if seen.etag in request.headers.get("If-None-Match", ""):
+    if seen.etag in known:
         return HttpResponse(status=304, headers=headers)
+    headers["Content-Length"] = str(len(seen.body))
     return HttpResponse(seen.body, content_type="application/json", headers=headers)
 
 
-async def _wait(  # noqa: PLR0917  the address of a head has three parts
-    request: HttpRequest, project: str, run: str, channel: str, seen: Seen, after: int, seconds: int
-) -> Seen:
+async def _wait(seen: Seen, wakes: int, look: Look, after: int, seconds: int) -> Seen:
+    """Until the head has moved past `after`; `wakes` is how often the hub had been woken when `seen` was looked up."""
     hub, deadline = waiting(), time.monotonic() + seconds
     with hub.subscribe(seen.key) as event:
-        while True:
-            seen = await look(request, project, run, channel)  # after subscribing: nothing falls between look and wait
-            left = deadline - time.monotonic()
-            if left <= 0 or (seen.body is not None and seen.serial > after):
-                return seen
+        if hub.wakes != wakes:  # it may have moved between the look and the subscription
+            event.set()
+        while (left := deadline - time.monotonic()) > 0:
             await hub.wait(event, left)
+            seen = await look()
+            if seen.body is not None and seen.serial > after:
+                break
+    return seen
 
 
-def _number(request: HttpRequest, name: str, default: int | None, high: int) -> int | None:
-    raw = request.GET.get(name, "")
+def _look_with_token(authorization: str, project: str, run: str, channel: str) -> Seen:
+    return _look(principal(project, bearer(authorization), None), run, channel)
+
+
+def _look(caller: Principal, run: str, channel: str) -> Seen:
+    """The caller is found again with every look, so that a credential revoked meanwhile ends the wait."""
+    require_role(caller, FOLLOWERS)
+    row = channel_for(caller, run_for(caller, run), channel)
+    body = None if row.head_envelope is None else heads.encoded(row.head_envelope)
+    return Seen(f"{row.run_id}/{row.name}", row.serial, body)
+
+
+def _number(query: QueryDict, name: str, default: int | None, high: int) -> int | None:
+    raw = query.get(name, "")
     if not raw:
         return default
     if not raw.isascii() or not raw.isdecimal() or len(raw) > 19 or int(raw) > high:

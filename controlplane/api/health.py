@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
-from django.conf import settings
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, JsonResponse
+
+from controlplane.registry import blobs
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +50,4 @@ def _migrations() -> str:
 
 
 def _blobs() -> str:
-    root = Path(settings.MAILBOAT_BLOB_ROOT)
-    root.mkdir(parents=True, exist_ok=True)
-    return "" if os.access(root, os.W_OK) else "The blob store can't be written."
+    return blobs.store().check()

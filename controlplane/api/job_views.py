@@ -5,22 +5,19 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
-from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts.principals import OPERATORS, READERS
+from controlplane.api import answers, filters, paging, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
-from controlplane.api.views import ProjectView, page_size
+from controlplane.api.repeating import repeatable
+from controlplane.api.views import ProjectView
 from controlplane.jobs import selectors, services, triggers
 from controlplane.jobs.models import Job
-
-STATES = [*Job.State.values, "unfinished"]
 
 
 class Jobs(ProjectView):
@@ -28,14 +25,23 @@ class Jobs(ProjectView):
 
     roles = {"GET": READERS, "POST": OPERATORS}
 
-    @extend_schema(operation_id="jobs_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="jobs_list",
+        parameters=filters.parameters(filters.Jobs),
+        responses=answers.page_of(answers.JobInShort),
+    )
     def get(self, request: Request, project: str) -> Response:
         """Newest first."""
-        state, kind = _choice(request, "state", STATES), _choice(request, "kind", Job.Kind.values)
-        found = selectors.jobs(self.caller.project, state=state, kind=kind)[: page_size(request)]
-        return Response({"results": [show.job(row) for row in found], "next": None})
+        found = filters.filtered(request, filters.Jobs, selectors.jobs(self.caller.project))
+        page = paging.page(request, found, "-queued_at", "-id")
+        return page.response([show.job(row) for row in page.rows])
 
-    @extend_schema(request=accept.NewJob, responses={200: OpenApiTypes.OBJECT, 202: OpenApiTypes.OBJECT})
+    @extend_schema(
+        request=accept.NewJob,
+        parameters=[repeating.PARAMETER],
+        responses={200: answers.JobInFull, 202: answers.JobInFull},
+    )
+    @repeatable()
     def post(self, request: Request, project: str) -> Response:
         """Starts a replay or a verification; a second trigger joins the unfinished job (200)."""
         body, caller = self.body(request, accept.NewJob), self.caller
@@ -52,7 +58,7 @@ class JobDetail(ProjectView):
 
     roles = {"GET": READERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.JobInFull)
     def get(self, request: Request, project: str, job: uuid.UUID) -> Response:
         """State, progress, result and log."""
         row = selectors.job(self.caller.project, job)
@@ -64,15 +70,8 @@ class CancelJob(ProjectView):
 
     roles = {"POST": OPERATORS}
 
-    @extend_schema(request=None, responses={202: OpenApiTypes.OBJECT})
+    @extend_schema(request=None, responses={202: answers.JobInShort})
     def post(self, request: Request, project: str, job: uuid.UUID) -> Response:
         """Asks to stop; 409 when it has ended."""
         row = services.cancel(selectors.job(self.caller.project, job), self.caller.actor)
         return Response(show.job(row), status=202)
-
-
-def _choice(request: Request, name: str, choices: Any) -> str:
-    value = request.query_params.get(name, "")
-    if value and value not in choices:
-        raise ValidationError({name: f"It must be one of {', '.join(choices)}."})
-    return str(value)

@@ -52,7 +52,7 @@ def of(  # noqa: PLR0911  one line per kind of error
     """Status, document and headers for an error that has an answer; None for one that is a fault of ours."""
     match error:
         case Refusal():
-            return error.status, document(error.status, error.code, error.detail, **error.extra), {}
+            return error.status, document(error.status, error.code, error.detail, **error.extra), error.headers
         case MailboatError():
             return 422, document(422, error.code, str(error)), {}
         case exceptions.ValidationError():

@@ -11,6 +11,7 @@ from controlplane.jobs.models import Job
 from controlplane.registry.models import Run
 
 BIG = (1 << 63) - 1
+SMALL = (1 << 31) - 1
 HEX64 = r"^[0-9a-f]{64}\Z"
 
 
@@ -35,6 +36,34 @@ class NewRun(serializers.Serializer):
     announce = serializers.ChoiceField(Run.Announce.choices, default=Run.Announce.VALIDATED)
 
 
+class EditRun(serializers.Serializer):
+    """PATCH runs/{run}: the settings that are to change; null lifts a limit."""
+
+    announce = serializers.ChoiceField(Run.Announce.choices, required=False)
+    keep_versions = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
+    keep_days = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
+    anchor_every = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
+    staleness_versions = Whole(max_value=SMALL, allow_null=True, required=False)
+    staleness_seconds = Whole(max_value=SMALL, allow_null=True, required=False)
+
+    def to_internal_value(self, data: Any) -> Any:
+        """A name that is no setting is a mistake, not something to pass over."""
+        unknown = sorted(map(str, data.keys() - self.fields.keys())) if isinstance(data, dict) else []
+        if unknown:
+            raise serializers.ValidationError(
+                {unknown[0][:80]: f"It is no setting; those are {', '.join(self.fields)}."}
+            )
+        return super().to_internal_value(data)
+
+
+class EditChannel(serializers.Serializer):
+    """PUT channels/{name}: where it points (null: where it is), and whether it moves by hand alone."""
+
+    version = Whole(allow_null=True, default=None)
+    protected = serializers.BooleanField(default=False)
+    reason = serializers.CharField(max_length=1000, allow_blank=True, default="")
+
+
 class NewEpoch(serializers.Serializer):
     """POST epochs."""
 
@@ -47,6 +76,7 @@ class NewBlob(serializers.Serializer):
 
     sha256 = serializers.RegexField(HEX64)
     size = Whole(max_value=1 << 44)
+    direct = serializers.BooleanField(default=False)  # whether parts may go straight to the blob store
 
 
 class NewVersion(serializers.Serializer):
@@ -78,6 +108,8 @@ class NewEnrolmentToken(serializers.Serializer):
     provider = serializers.CharField(max_length=60, allow_blank=True, default="")
     region = serializers.CharField(max_length=60, allow_blank=True, default="")
     engine = serializers.CharField(max_length=20, default="checkpoint")
+    reusable = serializers.BooleanField(default=False)
+    days = Whole(min_value=1, max_value=365, allow_null=True, default=None)
 
 
 class Enrol(serializers.Serializer):
@@ -90,6 +122,8 @@ class Enrol(serializers.Serializer):
     cores = Whole(max_value=1 << 20, allow_null=True, default=None)
     codecs = serializers.ListField(child=serializers.CharField(max_length=40), max_length=50, default=list)
     hostname = serializers.CharField(max_length=120, allow_blank=True, default="")
+    public_key = serializers.RegexField(r"^([0-9a-f]{64})?\Z", allow_blank=True, default="")
+    signature = serializers.RegexField(r"^([0-9a-f]{128})?\Z", allow_blank=True, default="")
 
 
 class Heartbeat(serializers.Serializer):
@@ -101,6 +135,7 @@ class Heartbeat(serializers.Serializer):
     phase = serializers.ChoiceField(Island.Phase.choices)
     reason = serializers.CharField(allow_blank=True, allow_null=True, max_length=4000, default="")
     time = serializers.FloatField(allow_null=True, default=None, min_value=-1e12, max_value=1e12)
+    active_requests = Whole(max_value=(1 << 31) - 1, allow_null=True, default=None)
 
 
 class Report(serializers.Serializer):

@@ -128,7 +128,7 @@ def _find(project: str, run: str, key: str, headers: dict[str, str], feeding: bo
         upload = selectors.upload(row, uuid.UUID(key))
     except ValueError:
         upload = selectors.upload(row, None)
-    truth = blobs.upload_offset(row.pk, upload.pk)
+    truth = blobs.store().upload_offset(row.pk, upload.pk)
     if feeding:
         said = headers.get("upload-offset", "")
         if not said.isascii() or not said.isdecimal() or len(said) > 19:
@@ -140,7 +140,7 @@ def _find(project: str, run: str, key: str, headers: dict[str, str], feeding: bo
 
 @plain.in_database
 def _append(upload: Upload, offset: int, data: bytearray) -> int:
-    return blobs.append(upload.run_id, upload.pk, offset, data, upload.size)
+    return blobs.store().append(upload.run_id, upload.pk, offset, data, upload.size)
 
 
 @plain.in_database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 
-from controlplane.api import blob_view, fleet_views, head_view, health, job_views, problems, views
+from controlplane.api import blob_view, fleet_views, head_view, health, job_views, people_urls, problems, views
 
 RUN = "runs/<slug:run>"
 
@@ -14,10 +14,14 @@ project = [
     path(RUN, views.RunDetail.as_view()),
     path(f"{RUN}/epochs", views.Epochs.as_view()),
     path(f"{RUN}/blobs", views.Blobs.as_view()),
+    path(f"{RUN}/blobs/uploads/<uuid:upload>/complete", views.CompleteUpload.as_view()),
     path(f"{RUN}/blobs/<slug:sha256>", blob_view.blob),
     path(f"{RUN}/versions", views.Versions.as_view()),
     path(f"{RUN}/versions/<int:number>", views.VersionDetail.as_view()),
     path(f"{RUN}/versions/<int:number>/manifest", views.Manifest.as_view()),
+    path(f"{RUN}/versions/<int:number>/tensors", blob_view.statistics),
+    path(f"{RUN}/channels", views.Channels.as_view()),
+    path(f"{RUN}/channels/<slug:channel>", views.ChannelDetail.as_view()),
     path(f"{RUN}/channels/<slug:channel>/head", head_view.head),
     path(f"{RUN}/plan", views.Plan.as_view()),
     path("enrolment-tokens", fleet_views.EnrolmentTokens.as_view()),
@@ -31,6 +35,7 @@ project = [
     path("jobs", job_views.Jobs.as_view()),
     path("jobs/<uuid:job>", job_views.JobDetail.as_view()),
     path("jobs/<uuid:job>/cancel", job_views.CancelJob.as_view()),
+    *people_urls.project,
 ]
 
 urlpatterns = [
@@ -38,5 +43,6 @@ urlpatterns = [
     path("health/ready", health.ready, name="health-ready"),
     path("api/schema", SpectacularAPIView.as_view(), name="api-schema"),
     path("api/v1/projects/<slug:project>/", include(project)),
+    path("api/v1/", include(people_urls.person)),
     path("api/<path:rest>", problems.unknown_address),
 ]

@@ -1,36 +1,37 @@
-"""The ordinary calls of the API. A view names the roles that may call it, reads the request and calls one service."""
+"""The ordinary calls about runs. A view names the roles that may call it, reads the request and calls one service."""
 
 # ruff: noqa: ARG002  Django hands over every part of the address by name
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, ClassVar
 
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers as drf
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.accounts.principals import FOLLOWERS, OPERATORS, PUBLISHERS, Principal
+from controlplane.accounts import limits
+from controlplane.accounts.principals import FOLLOWERS, ISLAND, OPERATORS, PUBLISHERS, Principal
+from controlplane.api import answers, conditional, filters, paging, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
-from controlplane.registry import selectors, services
-from controlplane.registry.errors import Missing
-from controlplane.registry.models import Run, Version
-
-PAGE = 100
-MAX_PAGE = 1000
-BIG = (1 << 63) - 1
+from controlplane.api.repeating import repeatable
+from controlplane.registry import selectors, services, steering
+from controlplane.registry.errors import Missing, Unacceptable
+from controlplane.registry.models import Channel, Run
 
 
 class ProjectView(APIView):
     """A call inside a project. `RolePermission` sets `caller`."""
 
     roles: ClassVar[dict[str, frozenset[str]]] = {}
+    open_to_pending: ClassVar[bool] = False  # whether islands that wait for approval may call it
+    open_to_scoped: ClassVar[bool] = False  # whether a token for one run may call it, although it names no run
     caller: Principal
 
     def body(self, request: Request, kind: type[drf.Serializer]) -> dict[str, Any]:
@@ -44,36 +45,32 @@ class ProjectView(APIView):
         return run_for(self.caller, name)
 
 
-def number(request: Request, name: str, default: int | None, *, high: int = BIG) -> int | None:
-    """A whole number of the query string. Raises ValidationError."""
-    raw = request.query_params.get(name, "")
-    if not raw:
-        return default
-    if not raw.isascii() or not raw.isdecimal() or len(raw) > 19 or int(raw) > high:
-        raise ValidationError({name: f"It must be a whole number from 0 to {high}."})
-    return int(raw)
-
-
-def page_size(request: Request) -> int:
-    """`limit` of the query string."""
-    return number(request, "limit", PAGE, high=MAX_PAGE) or PAGE
-
-
 class Runs(ProjectView):
     """The runs of a project."""
 
     roles = {"GET": FOLLOWERS, "POST": PUBLISHERS | OPERATORS}
+    open_to_scoped = True
 
-    @extend_schema(operation_id="runs_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="runs_list", parameters=filters.parameters(filters.Runs), responses=answers.page_of(answers.Run)
+    )
     def get(self, request: Request, project: str) -> Response:
-        """Every run that the caller may see, newest first."""
-        found = [run for run in selectors.runs(self.caller.project) if self.caller.may_see_run(run)]
-        epochs, ready = selectors.standing(found)
-        return Response({"results": [show.run(run, epochs[run.pk], ready.get(run.pk)) for run in found], "next": None})
+        """The runs that the caller may see, newest first."""
+        found = filters.filtered(request, filters.Runs, selectors.runs(self.caller.project))
+        if self.caller.island is not None:
+            found = found.filter(pk=self.caller.island.run_id)
+        elif self.caller.run is not None:
+            found = found.filter(pk=self.caller.run.pk)
+        page = paging.page(request, found, "-created_at", "-id")
+        epochs, ready = selectors.standing(page.rows)
+        return page.response([show.run(run, epochs[run.pk], ready.get(run.pk)) for run in page.rows])
 
-    @extend_schema(request=accept.NewRun, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.NewRun, parameters=[repeating.PARAMETER], responses={201: answers.Run})
+    @repeatable()
     def post(self, request: Request, project: str) -> Response:
         """A new run."""
+        if self.caller.run is not None:
+            raise PermissionDenied(f"This token is for run {self.caller.run.name} alone.")
         run = services.create_run(self.caller.project, **self.body(request, accept.NewRun), actor=self.caller.actor)
         return Response(show.run(run, selectors.current_epoch(run), None), status=201)
 
@@ -81,28 +78,96 @@ class Runs(ProjectView):
 class RunDetail(ProjectView):
     """One run."""
 
-    roles = {"GET": FOLLOWERS}
+    roles = {"GET": FOLLOWERS, "PATCH": OPERATORS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(parameters=[conditional.ETAG], responses=answers.Run)
     def get(self, request: Request, project: str, run: str) -> Response:
-        """Its settings, epoch and newest ready version."""
-        row = self.run(run)
-        return Response(show.run(row, selectors.current_epoch(row), selectors.latest_ready(row)))
+        """Its settings, epoch and newest ready version. The ETag names the settings."""
+        return self._shown(self.run(run))
+
+    @extend_schema(request=accept.EditRun, parameters=[conditional.IF_MATCH], responses=answers.Run)
+    def patch(self, request: Request, project: str, run: str) -> Response:
+        """Changes settings that nobody else has changed since they were read."""
+        row, body = self.run(run), self.body(request, accept.EditRun)
+        return self._shown(steering.edit_run(row, body, seen=conditional.seen(request), actor=self.caller.actor))
+
+    def _shown(self, row: Run) -> Response:
+        shown = show.run(row, selectors.current_epoch(row), selectors.latest_ready(row))
+        return conditional.tagged(Response(shown), row.revision)
 
 
 class Epochs(ProjectView):
     """The epochs of a run."""
 
-    roles = {"POST": PUBLISHERS | OPERATORS}
+    roles = {"GET": FOLLOWERS, "POST": PUBLISHERS | OPERATORS}
 
-    @extend_schema(request=accept.NewEpoch, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(operation_id="epochs_list", parameters=paging.PARAMETERS, responses=answers.page_of(answers.Epoch))
+    def get(self, request: Request, project: str, run: str) -> Response:
+        """Newest first."""
+        page = paging.page(request, selectors.epochs(self.run(run)), "-number")
+        return page.response([show.epoch(row) for row in page.rows])
+
+    @extend_schema(request=accept.NewEpoch, parameters=[repeating.PARAMETER], responses={201: answers.Epoch})
+    @repeatable()
     def post(self, request: Request, project: str, run: str) -> Response:
-        """A new epoch from a ready version."""
+        """A new epoch from a ready version, or from fresh bytes."""
         body = self.body(request, accept.NewEpoch)
         epoch = services.begin_epoch(self.run(run), body["from_version"], body["reason"], actor=self.caller.actor)
-        return Response(
-            {"number": epoch.number, "from_version": body["from_version"], "reason": epoch.reason}, status=201
-        )
+        return Response(show.epoch(epoch), status=201)
+
+
+class Channels(ProjectView):
+    """The channels of a run."""
+
+    roles = {"GET": FOLLOWERS}
+
+    @extend_schema(
+        operation_id="channels_list", parameters=paging.PARAMETERS, responses=answers.page_of(answers.Channel)
+    )
+    def get(self, request: Request, project: str, run: str) -> Response:
+        """By name."""
+        page = paging.page(request, selectors.channels(self.run(run)), "name")
+        return page.response([show.channel_head(row) for row in page.rows])
+
+
+class ChannelDetail(ProjectView):
+    """One channel."""
+
+    roles = {"GET": FOLLOWERS, "PUT": OPERATORS}
+
+    @extend_schema(parameters=[conditional.ETAG], responses=answers.Channel)
+    def get(self, request: Request, project: str, run: str, channel: str) -> Response:
+        """Where it points. The ETag names the move that took it there and the protection."""
+        return self._shown(selectors.channel(self.run(run), channel))
+
+    @extend_schema(
+        request=accept.EditChannel,
+        parameters=[
+            conditional.IF_MATCH,
+            OpenApiParameter("If-None-Match", {"type": "string", "enum": ["*"]}, OpenApiParameter.HEADER),
+        ],
+        responses={200: answers.Channel, 201: answers.Channel},
+    )
+    def put(self, request: Request, project: str, run: str, channel: str) -> Response:
+        """Moves, protects or (with `If-None-Match: *`) makes a channel. Going back needs a reason: islands follow, as
+        the serial rises. A channel that should stay there must be protected, or the next ready version moves `latest`.
+        """
+        row, body, actor = self.run(run), self.body(request, accept.EditChannel), self.caller.actor
+        if channel.startswith(Channel.PINS) or len(channel) > 40:
+            raise Unacceptable(
+                f"A channel's name has at most 40 characters and does not begin with {Channel.PINS}.",
+                code="name_reserved",
+            )
+        if request.headers.get("If-None-Match", "").strip() == "*":
+            return self._shown(steering.create_channel(row, channel, **body, actor=actor), 201)
+        try:
+            found = selectors.channel(row, channel)
+        except Missing as error:
+            raise Missing(f"{error.detail} Send `If-None-Match: *` to make it.") from error
+        return self._shown(steering.edit_channel(found, **body, seen=conditional.seen(request), actor=actor))
+
+    def _shown(self, row: Channel, status: int = 200) -> Response:
+        return conditional.tagged(Response(show.channel_head(row), status=status), row.revision)
 
 
 class Blobs(ProjectView):
@@ -110,14 +175,33 @@ class Blobs(ProjectView):
 
     roles = {"POST": PUBLISHERS}
 
-    @extend_schema(request=accept.NewBlob, responses={200: OpenApiTypes.OBJECT, 201: OpenApiTypes.OBJECT})
+    @extend_schema(request=accept.NewBlob, responses={200: answers.BlobStanding, 201: answers.BlobStanding})
     def post(self, request: Request, project: str, run: str) -> Response:
-        """Whether the run has the blob; if not, the upload to feed and where it stands."""
+        """Whether the run has the blob; if not, the upload to feed and where it stands.
+
+        With `direct`, where the blob store takes parts: their addresses, for those that are missing.
+        """
         body = self.body(request, accept.NewBlob)
         upload = services.begin_upload(self.run(run), body["sha256"], body["size"])
         if upload is None:
             return Response({"exists": True})
-        return Response({"exists": False, "upload": str(upload.pk), "offset": upload.offset}, status=201)
+        standing: dict[str, Any] = {"exists": False, "upload": str(upload.pk), "offset": upload.offset}
+        parts = services.missing_parts(upload) if body["direct"] else None
+        if parts is not None:
+            standing["parts"] = [show.part(part) for part in parts]
+        return Response(standing, status=201)
+
+
+class CompleteUpload(ProjectView):
+    """The end of an upload whose parts went straight to the blob store."""
+
+    roles = {"POST": PUBLISHERS}
+
+    @extend_schema(request=None, responses={200: answers.BlobStanding})
+    def post(self, request: Request, project: str, run: str, upload: uuid.UUID) -> Response:
+        """Joins the parts and checks the digest. 409 `parts_missing` names those that are not there."""
+        services.finish_parts(selectors.upload(self.run(run), upload))
+        return Response({"exists": True})
 
 
 class Versions(ProjectView):
@@ -125,20 +209,24 @@ class Versions(ProjectView):
 
     roles = {"GET": FOLLOWERS, "POST": PUBLISHERS}
 
-    @extend_schema(operation_id="versions_list", responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        operation_id="versions_list",
+        parameters=filters.parameters(filters.Versions),
+        responses=answers.page_of(answers.VersionInShort),
+    )
     def get(self, request: Request, project: str, run: str) -> Response:
-        """Newest first; `before` continues."""
-        state = request.query_params.get("state", "")
-        if state and state not in Version.State.values:
-            raise ValidationError({"state": f"It must be one of {', '.join(Version.State.values)}."})
-        limit = page_size(request)
-        found = list(
-            selectors.versions(self.run(run), state=state, before=number(request, "before", None))[: limit + 1]
-        )
-        following = found[limit - 1].number if len(found) > limit else None
-        return Response({"results": [show.version(row) for row in found[:limit]], "next": following})
+        """Newest first."""
+        found = filters.filtered(request, filters.Versions, selectors.versions_in_short(self.run(run)))
+        page = paging.page(request, found, "-number")
+        rows: list[Any] = list(page.rows)  # `anchored` is an annotation
+        return page.response([show.version_in_short(row, anchored=row.anchored) for row in rows])
 
-    @extend_schema(request=accept.NewVersion, responses={200: OpenApiTypes.OBJECT, 202: OpenApiTypes.OBJECT})
+    @extend_schema(
+        request=accept.NewVersion,
+        parameters=[repeating.PARAMETER],
+        responses={200: answers.Version, 202: answers.Version},
+    )
+    @repeatable()
     def post(self, request: Request, project: str, run: str) -> Response:
         """Commits a version; the same content again changes nothing."""
         body, row, actor = self.body(request, accept.NewVersion), self.run(run), self.caller.actor
@@ -156,9 +244,9 @@ class VersionDetail(ProjectView):
 
     roles = {"GET": FOLLOWERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.Version)
     def get(self, request: Request, project: str, run: str, number: int) -> Response:
-        """State, lineage, digests and sizes."""
+        """State, lineage, digests, sizes and files."""
         return Response(show.version(selectors.version(self.run(run), number)))
 
 
@@ -167,7 +255,7 @@ class Manifest(ProjectView):
 
     roles = {"GET": FOLLOWERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=answers.Envelope)
     def get(self, request: Request, project: str, run: str, number: int) -> Response:
         """The envelope as it was committed."""
         version = selectors.version(self.run(run), number)
@@ -181,10 +269,18 @@ class Plan(ProjectView):
 
     roles = {"GET": FOLLOWERS}
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("from_digest", {"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
+            OpenApiParameter("to", {"type": "integer", "minimum": 0, "maximum": paging.BIG}),
+        ],
+        responses=answers.Plan,
+    )
     def get(self, request: Request, project: str, run: str) -> Response:
-        """The route from `from_digest` (empty: nothing is held) to version `to`."""
+        """The route from `from_digest` (empty: nothing is held) to version `to` (the newest ready one)."""
+        if self.caller.role == ISLAND:
+            limits.take(limits.PULL, f"{self.caller.project.pk} {self.caller.actor}")
         held = request.query_params.get("from_digest", "")
         if held and not (len(held) == 64 and set(held) <= set("0123456789abcdef")):
             raise ValidationError({"from_digest": "It must be 64 hex digits."})
-        return Response(selectors.plan(self.run(run), held, number(request, "to", None)).as_json())
+        return Response(selectors.plan(self.run(run), held, paging.number(request, "to", None)).as_json())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from typing import Concatenate, ParamSpec
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
@@ -18,7 +19,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from django_htmx.middleware import HtmxDetails
 
 from controlplane.accounts import selectors as accounts
-from controlplane.accounts.principals import OPERATORS
+from controlplane.accounts.principals import ADMINS, OPERATORS
 from controlplane.registry.errors import Missing
 from controlplane.registry.models import Project
 
@@ -44,7 +45,12 @@ class Seat:
     @property
     def operates(self) -> bool:
         """True when the reader may change things."""
-        return self.role in OPERATORS
+        return self.role in OPERATORS and not settings.MAILBOAT_READ_ONLY
+
+    @property
+    def administers(self) -> bool:
+        """True when the reader may change who may do what."""
+        return self.role in ADMINS and not settings.MAILBOAT_READ_ONLY
 
 
 def sign_in(request: HttpRequest) -> HttpResponse:
@@ -85,8 +91,24 @@ def operator(view: View[P]) -> View[P]:
 
     def inner(request: PageRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not request.seat.operates:
-            raise PermissionDenied("Your role in this project only allows reading.")
+            raise PermissionDenied(_refusal("Your role in this project only allows reading."))
         return view(request, *args, **kwargs)
 
     update_wrapper(inner, view)
     return inner
+
+
+def admin(view: View[P]) -> View[P]:
+    """Refuse with 403 what only admins of the project may do. Stands inside `member`."""
+
+    def inner(request: PageRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if not request.seat.administers:
+            raise PermissionDenied(_refusal("Only an admin of this project may change its people and keys."))
+        return view(request, *args, **kwargs)
+
+    update_wrapper(inner, view)
+    return inner
+
+
+def _refusal(otherwise: str) -> str:
+    return "The dashboard is read-only at the moment." if settings.MAILBOAT_READ_ONLY else otherwise

@@ -54,6 +54,23 @@ CHALLENGE = {
     "moved": Badge("Moved on", "ahead", "idle", "The island had gone to another version before it could answer."),
     "expired": Badge("No answer", "clock", "warn", "The island did not answer in time."),
 }
+TOKEN = {
+    "active": Badge("Works", "check", "good"),
+    "expiring": Badge("Expires soon", "clock", "warn"),
+    "expired": Badge("Expired", "off", "idle"),
+    "revoked": Badge("Revoked", "off", "idle"),
+}
+ENROLMENT = {
+    "open": Badge("Open", "clock", "busy"),
+    "used": Badge("Used", "check", "good"),
+    "expired": Badge("Expired", "off", "idle"),
+    "revoked": Badge("Revoked", "off", "idle"),
+}
+WORKER = {
+    "online": Badge("Online", "check", "good"),
+    "lost": Badge("Lost", "lost", "bad"),
+    "stopped": Badge("Stopped", "off", "idle"),
+}
 OUTCOME = {
     "applied": Badge("Applied", "check", "good"),
     "failed": Badge("Failed", "lost", "bad"),

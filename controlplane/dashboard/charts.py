@@ -128,29 +128,27 @@ def phases(seconds: dict[str, float], longest: float) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+STRIP = 10  # versions
+
+
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One version of a channel's recent way."""
+class Voyage:
+    """A channel's recent way, one dash of 6 pixels and a gap of 2 per version: its length, the part that the island
+    has behind it, and where it stands.
+    """
 
-    kind: str
-    x: int
-    y: int
-    width: int
-    height: int
+    length: int
+    held: int
+    here: int | None
 
 
-def voyage(held: int | None, head: int | None, length: int = 10) -> tuple[Cell, ...]:
+def voyage(held: int | None, head: int | None, length: int = STRIP) -> Voyage | None:
     """The channel's last versions, oldest first: filled as far as the island has come, taller where it stands."""
     if head is None:
-        return ()
+        return None
     first = max(0, head - length + 1)
-    cells: list[Cell] = []
-    for index, number in enumerate(range(first, head + 1)):
-        x = index * 8
-        if held is not None and number == min(held, head):
-            cells.append(Cell("here", x, 0, 6, 14))
-        elif held is not None and number < held:
-            cells.append(Cell("held", x, 4, 6, 6))
-        else:
-            cells.append(Cell("ahead", x, 4, 6, 6))
-    return tuple(cells)
+    dashes = head - first + 1
+    if held is None or held < first:
+        return Voyage(dashes * 8 - 2, 0, None)
+    at = min(held, head) - first
+    return Voyage(dashes * 8 - 2, at * 8, at * 8 + 3)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.core.validators import validate_slug
 
+from controlplane.accounts import services as accounts
+from controlplane.accounts.models import Token
 from controlplane.fleet import services
 from controlplane.fleet.models import EnrolmentToken, Island
-from controlplane.registry.models import Channel, Project
+from controlplane.registry.models import Channel, Project, Run
 
 ENGINES = [("checkpoint", "checkpoint")]
 
@@ -20,6 +23,58 @@ class ChannelField(forms.ModelChoiceField):
     def label_from_instance(self, obj: Any) -> str:
         """run · channel."""
         return f"{obj.run.name} · {obj.name}"
+
+
+class RunField(forms.ModelChoiceField):
+    """A run by its name."""
+
+    def label_from_instance(self, obj: Any) -> str:
+        """The name."""
+        return str(obj.name)
+
+
+class TokenForm(forms.Form):
+    """What a token of a program may do, where, and for how long."""
+
+    name = forms.CharField(
+        max_length=80,
+        help_text="Who or what will hold it.",
+        widget=forms.TextInput(attrs={"autofocus": True, "autocomplete": "off", "spellcheck": "false"}),
+    )
+    role = forms.ChoiceField(
+        choices=[
+            (Token.Role.PUBLISHER, "publisher: publishes versions"),
+            (Token.Role.OPERATOR, "operator: steers islands, channels and jobs"),
+            (Token.Role.VIEWER, "viewer: reads"),
+        ]
+    )
+    run = RunField(
+        queryset=Run.objects.none(),
+        required=False,
+        empty_label="every run",
+        help_text="A token may be for one run only.",
+    )
+    days = forms.TypedChoiceField(
+        label="Lifetime",
+        coerce=int,
+        initial=90,
+        choices=[(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "1 year"), (0, "does not expire")],
+    )
+
+    def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.project = project
+        field = self.fields["run"]
+        assert isinstance(field, RunField)  # noqa: S101  declared above
+        field.queryset = Run.objects.filter(project=project).order_by("name")
+
+    def create(self, actor: str) -> tuple[Token, str]:
+        """The token; the second value is its text, which is shown once."""
+        asked = self.cleaned_data
+        lifetime = timedelta(days=asked["days"]) if asked["days"] else None
+        return accounts.create_token(
+            self.project, asked["role"], asked["name"], actor=actor, lifetime=lifetime, run=asked["run"]
+        )
 
 
 class RegisterForm(forms.Form):
@@ -37,12 +92,20 @@ class RegisterForm(forms.Form):
     engine = forms.ChoiceField(
         choices=ENGINES, help_text="What loads the weights there; checkpoint only keeps the files."
     )
+    reusable = forms.BooleanField(
+        required=False,
+        label="For many machines",
+        help_text="The command works again and again for 30 days; each machine then waits until you approve its key.",
+    )
 
     def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.project = project
         channels = (
-            Channel.objects.filter(run__project=project).select_related("run").order_by("-run__created_at", "name")
+            Channel.objects.filter(run__project=project)
+            .exclude(name__startswith=Channel.PINS)
+            .select_related("run")
+            .order_by("-run__created_at", "name")
         )
         field = self.fields["channel"]
         assert isinstance(field, ChannelField)  # noqa: S101  declared above
@@ -51,7 +114,7 @@ class RegisterForm(forms.Form):
     def clean_name(self) -> str:
         """A name that no island of the project has."""
         name: str = self.cleaned_data["name"]
-        if Island.objects.filter(project=self.project, name=name).exists():
+        if not self.data.get("reusable") and Island.objects.filter(project=self.project, name=name).exists():
             raise forms.ValidationError(f"There is an island {name} in this project already; choose another name.")
         return name
 

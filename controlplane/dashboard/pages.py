@@ -9,14 +9,16 @@ import hashlib
 import re
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.html import format_html
+from django.utils.safestring import mark_safe
 
 from controlplane.dashboard import wording
 from controlplane.dashboard.access import PageRequest
-from controlplane.dashboard.rows import fleet
+from controlplane.fleet import selectors as fleet
 from controlplane.registry import clock
 
 LIVE = "live"
@@ -24,6 +26,7 @@ EVERY_SECONDS = 2
 # The words of a relative time change each second and a CSRF token each time; neither is news.
 _NOT_NEWS = re.compile(r'(<time [^>]*>)[^<]*(</time>)|(<input[^>]*name="csrfmiddlewaretoken"[^>]*>)')
 _SPACE = re.compile(r"\s+")
+_INDENT = re.compile(r">\s*\n\s*<")  # between two tags; text, and what stands in <pre>, never begins with one
 
 
 def page(
@@ -49,6 +52,8 @@ def page(
         "projects": seat.projects,
         "role": seat.role,
         "operates": seat.operates,
+        "administers": seat.administers,
+        "read_only": settings.MAILBOAT_READ_ONLY,
         "lost": lost,
         "now": clock.now(),
         "title": title,
@@ -57,7 +62,7 @@ def page(
     }
     if not live:
         return _fresh(render(request, template, full))
-    inner = render_to_string(f"{template}#{LIVE}", full, request=request)
+    inner = mark_safe(_INDENT.sub(">\n<", render_to_string(f"{template}#{LIVE}", full, request=request)))  # noqa: S308
     seen = fingerprint(f"{lost} {polling} {inner}")
     if _wants_live_part(request) and request.GET.get("seen") == seen:
         return _fresh(HttpResponse(status=204))

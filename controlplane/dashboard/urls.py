@@ -7,13 +7,15 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 
-from controlplane.dashboard.views import doors, fleet, islands, jobs, runs
+from controlplane.dashboard.views import actions, audit, bulk, doors, find, fleet, islands, jobs, people, runs, tokens
 
 project = "projects/<slug:project>/"
 pages = [
     path("", doors.home, name="home"),
     path("favicon.svg", doors.favicon, name="favicon"),
     path(project, fleet.fleet, name="fleet"),
+    path(project + "skew/", fleet.skew, name="skew"),
+    path(project + "islands/bulk/", bulk.bulk, name="bulk"),
     path(project + "runs/", runs.runs, name="runs"),
     path(project + "runs/<slug:run>/", runs.run, name="run"),
     path(project + "runs/<slug:run>/versions/<int:number>/", runs.version, name="version"),
@@ -22,9 +24,23 @@ pages = [
     path(project + "islands/register/<int:enrolment>/", islands.enrolment, name="enrolment"),
     path(project + "islands/<uuid:island>/", islands.island, name="island"),
     path(project + "islands/<uuid:island>/verify/", islands.verify, name="verify"),
+    path(project + "islands/<uuid:island>/<slug:action>/", actions.act, name="act"),
+    path(project + "find/", find.find, name="find"),
+    path(project + "audit/", audit.audit, name="audit"),
+    path(project + "audit/<slug:form>/", audit.export, name="audit_export"),
+    path(project + "tokens/", tokens.tokens, name="tokens"),
+    path(project + "tokens/new/", tokens.new, name="new_token"),
+    path(project + "tokens/<int:token>/rotate/", tokens.rotate, name="rotate_token"),
+    path(project + "tokens/<int:token>/revoke/", tokens.revoke, name="revoke_token"),
+    path(project + "tokens/enrolment/<int:enrolment>/revoke/", tokens.revoke_enrolment, name="revoke_enrolment"),
+    path(project + "people/", people.people, name="people"),
+    path(project + "people/set/", people.set_role, name="set_role"),
+    path(project + "people/<int:person>/remove/", people.remove, name="remove_member"),
     path(project + "jobs/", jobs.jobs, name="jobs"),
+    path(project + "jobs/workers/", jobs.workers, name="workers"),
     path(project + "jobs/<uuid:job>/", jobs.job, name="job"),
     path(project + "jobs/<uuid:job>/cancel/", jobs.cancel, name="cancel_job"),
+    path(project + "jobs/<uuid:job>/rerun/", jobs.rerun, name="rerun_job"),
 ]
 
 urlpatterns = [

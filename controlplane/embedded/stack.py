@@ -178,6 +178,9 @@ class Stack:
         arguments = [
             "controlplane.asgi:application", "--fd", str(descriptor), "--no-access-log", "--log-level", "warning",
             "--timeout-graceful-shutdown", "3", "--no-server-header",
+            # Longer than any pause between two heartbeats: a server that closes a connection just as the next request
+            # is on its way makes that request fail.
+            "--timeout-keep-alive", "75",
         ]  # fmt: skip
         return Command("web", "uvicorn", arguments, (descriptor,))
 

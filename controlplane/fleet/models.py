@@ -9,21 +9,26 @@ from django.db.models.functions import Now
 
 
 class EnrolmentToken(models.Model):
-    """A one-time token that turns a machine into an island. Only an HMAC of its secret is kept."""
+    """A token that turns a machine into an island: once, or (`reusable`) any number of machines, each of which then
+    waits for an operator's approval. Only an HMAC of its secret is kept.
+    """
 
     project = models.ForeignKey("registry.Project", on_delete=models.CASCADE, related_name="enrolment_tokens")
     run = models.ForeignKey("registry.Run", on_delete=models.CASCADE, related_name="enrolment_tokens")
     channel = models.ForeignKey("registry.Channel", on_delete=models.CASCADE, related_name="enrolment_tokens")
-    name = models.SlugField(max_length=60)
+    reusable = models.BooleanField(default=False)
+    name = models.SlugField(max_length=60)  # of the island to come; of the key itself when it is reusable
     provider = models.CharField(max_length=60, blank=True)
     region = models.CharField(max_length=60, blank=True)
     engine = models.CharField(max_length=20, default="checkpoint")
+    created_by = models.CharField(max_length=120, blank=True)
     key_id = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
     pepper = models.PositiveIntegerField()
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
-    used_at = models.DateTimeField(null=True)
+    used_at = models.DateTimeField(null=True)  # last, when it is reusable
+    revoked_at = models.DateTimeField(null=True)
     island = models.ForeignKey("Island", on_delete=models.SET_NULL, null=True, related_name="enrolment_tokens")
 
     def __str__(self) -> str:
@@ -56,13 +61,30 @@ class Island(models.Model):
     cores = models.PositiveIntegerField(null=True)
     codecs = models.JSONField(default=list)
     token = models.OneToOneField("accounts.Token", on_delete=models.SET_NULL, null=True, related_name="island")
+    # The credential that is to take the place of `token`: each heartbeat hands out its newest secret until it is used.
+    next_token = models.OneToOneField(
+        "accounts.Token", on_delete=models.SET_NULL, null=True, related_name="next_island"
+    )
+    rotation_asked_at = models.DateTimeField(null=True)
+    # Ed25519, hex; whoever enrolled with it proved to hold its private half. Empty for one-time tokens.
+    public_key = models.CharField(max_length=64, blank=True)
+    pending = models.BooleanField(default=False)  # self-enrolled and not approved yet: may ask for its status alone
+    approved_by = models.CharField(max_length=120, blank=True)
+    # What operators asked for. `revision` moves with every change of these and is the row's ETag.
+    revision = models.PositiveIntegerField(default=1)
     enabled = models.BooleanField(default=True)
+    draining_since = models.DateTimeField(null=True)
+    drain_until = models.DateTimeField(null=True)
+    drain_reason = models.TextField(blank=True)
+    pin = models.OneToOneField("registry.Channel", on_delete=models.PROTECT, null=True, related_name="pinned_island")
+    pin_reason = models.TextField(blank=True)
     # What the last heartbeat claimed.
     version_number = models.BigIntegerField(null=True)
     digest = models.CharField(max_length=64, blank=True)
     epoch = models.PositiveIntegerField(null=True)
     phase = models.CharField(max_length=12, choices=Phase.choices, default=Phase.IDLE)
     reason = models.TextField(blank=True)
+    active_requests = models.PositiveIntegerField(null=True)
     # Why the last sync was not accepted; empty once one was.
     last_error = models.TextField(blank=True)
     disabled_reason = models.TextField(blank=True)
@@ -81,7 +103,12 @@ class Island(models.Model):
         """Names are unique within a project."""
 
         ordering = ["name"]
-        constraints = [models.UniqueConstraint(fields=["project", "name"], name="island_name_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["project", "name"], name="island_name_once"),
+            models.UniqueConstraint(
+                fields=["project", "public_key"], condition=~models.Q(public_key=""), name="island_key_once"
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name

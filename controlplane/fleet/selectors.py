@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from functools import reduce
-from operator import or_
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 
-from controlplane.fleet import status
-from controlplane.fleet.models import Challenge, Island, SyncReport
+from controlplane.fleet import skew, status
+from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
+from controlplane.fleet.pins import followed
 from controlplane.fleet.status import Facts, Health, Sync
 from controlplane.registry import clock
 from controlplane.registry.errors import Missing
-from controlplane.registry.models import Project, Version
+from controlplane.registry.models import Project
+from mailboat.identity import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,20 @@ class FleetRow:
     target: int | None
     skew_versions: int | None
     skew_seconds: int | None
+    pinned: int | None = None
+    drained: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the island's public key; empty for islands that enrolled without one."""
+        return fingerprint(self.island.public_key) if self.island.public_key else ""
 
 
 def islands(project: Project) -> QuerySet[Island]:
     """The islands of a project, by name, with what a row needs."""
     return (
         Island.objects.filter(project=project)
-        .select_related("project", "run", "channel__version", "verified_version", "token")
+        .select_related("project", "run", "channel__version", "pin__version", "verified_version", "token", "next_token")
         .order_by("name")
     )
 
@@ -70,8 +77,8 @@ def rows(chosen: Iterable[Island]) -> list[FleetRow]:
     """Rows of islands that came from `islands`."""
     every = list(chosen)
     now = clock.now()
-    ready = _ready_times(every)
-    return [_row(item, now, ready[item.run_id]) for item in every]
+    on_the_way = skew.course(item.verified_version_id for item in every if item.verified_version_id is not None)
+    return [_row(item, now, on_the_way) for item in every]
 
 
 def counts(table: Iterable[FleetRow]) -> dict[str, dict[str, int]]:
@@ -81,6 +88,47 @@ def counts(table: Iterable[FleetRow]) -> dict[str, dict[str, int]]:
         found["health"][str(item.health)] += 1
         found["sync"][str(item.sync)] += 1
     return found
+
+
+def lost_islands(project: Project) -> int:
+    """How many islands of the project are lost: the same rule as `status.health`, counted by the database, because
+    every page asks for it with each poll.
+    """
+    silence = timedelta(seconds=status.LOST_BEATS * settings.MAILBOAT_HEARTBEAT_SECONDS)
+    silent = Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - silence)
+    present = Island.objects.filter(project=project, enabled=True, pending=False, draining_since=None)
+    return present.filter(silent).exclude(token__revoked_at__isnull=False).count()
+
+
+def pending(project: Project) -> QuerySet[Island]:
+    """The self-enrolled islands that wait for an approval, the longest waiting first."""
+    return islands(project).filter(pending=True).order_by("enrolled_at")
+
+
+def enrolment_tokens(project: Project, *, working: bool = False) -> QuerySet[EnrolmentToken]:
+    """One-time tokens and self-enrolment keys, newest first, with `working` those that still enrol somebody."""
+    found = EnrolmentToken.objects.filter(project=project).select_related("project", "run", "channel", "island")
+    if working:
+        unused = Q(reusable=True) | Q(used_at=None)
+        found = found.filter(unused, revoked_at=None, expires_at__gt=Now())
+    return found.order_by("-id")
+
+
+def enrolment_token(project: Project, token_id: int) -> EnrolmentToken:
+    """One of them. Raises Missing."""
+    found = enrolment_tokens(project).filter(pk=token_id).first()
+    if found is None:
+        raise Missing("There is no such enrolment token in this project.")
+    return found
+
+
+def enrolment_state(token: EnrolmentToken, now: datetime) -> str:
+    """`open`, `used`, `expired` or `revoked` at `now`, by the database's clock."""
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.used_at is not None and not token.reusable:
+        return "used"
+    return "expired" if token.expires_at <= now else "open"
 
 
 def sync_reports(island: Island, limit: int = 50) -> list[SyncReport]:
@@ -95,43 +143,19 @@ def challenges(island: Island, limit: int = 50) -> list[Challenge]:
     )
 
 
-def _ready_times(every: Iterable[Island]) -> dict[uuid.UUID, list[tuple[int, datetime]]]:
-    """Number and time of the ready versions that an island of their run has not reached, ascending, per run."""
-    held: dict[uuid.UUID, int] = {}
-    for item in every:
-        if item.verified_version is not None:
-            held[item.run_id] = min(item.verified_version.number, held.get(item.run_id, item.verified_version.number))
-    found: dict[uuid.UUID, list[tuple[int, datetime]]] = defaultdict(list)
-    newer = [Q(run=run, number__gt=number) for run, number in held.items()]
-    if newer:
-        ready = Version.objects.filter(reduce(or_, newer), state=Version.State.READY)
-        for run, number, moment in ready.order_by("number").values_list("run", "number", "ready_at"):
-            if moment is not None:
-                found[run].append((number, moment))
-    return found
-
-
-def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> FleetRow:
-    head, verified = island.channel.version, island.verified_version
-    facts = Facts(
-        enabled=island.enabled,
-        disabled_reason=island.disabled_reason,
-        phase=island.phase,
-        reason=island.reason,
-        last_error=island.last_error,
-        seconds_since_seen=None if island.last_seen_at is None else (now - island.last_seen_at).total_seconds(),
-        heartbeat_seconds=settings.MAILBOAT_HEARTBEAT_SECONDS,
-        clock_skew_seconds=island.clock_skew_seconds,
-        claimed_version=island.version_number,
-        claimed_digest=island.digest,
-        verified_version=None if verified is None else verified.number,
-        verified_digest="" if verified is None else verified.state_digest,
-        head_version=None if head is None else head.number,
-        head_digest="" if head is None else head.state_digest,
+def _row(island: Island, now: datetime, on_the_way: skew.Course) -> FleetRow:
+    target, verified = followed(island).version, island.verified_version
+    facts = facts_of(
+        island,
+        None if verified is None else (verified.number, verified.state_digest),
+        None if target is None else (target.number, target.state_digest),
+        now,
+        revoked=island.token is not None and island.token.revoked_at is not None,
     )
     healthy, health_reason = status.health(facts)
     synced, sync_reason = status.sync(facts)
-    versions, seconds = _skew(facts, now, ready)
+    held = on_the_way.held.get(island.verified_version_id or 0)
+    versions, seconds = (None, None) if held is None else on_the_way.behind(held, facts.head_version, now)
     return FleetRow(
         island=island,
         health=healthy,
@@ -142,15 +166,37 @@ def _row(island: Island, now: datetime, ready: list[tuple[int, datetime]]) -> Fl
         target=facts.head_version,
         skew_versions=versions,
         skew_seconds=seconds,
+        pinned=facts.head_version if facts.pinned else None,
+        drained=facts.drained,
     )
 
 
-def _skew(facts: Facts, now: datetime, ready: list[tuple[int, datetime]]) -> tuple[int | None, int | None]:
-    """How many ready versions the island is behind its channel, and for how long it has been so."""
-    if facts.verified_version is None or facts.head_version is None:
-        return None, None
-    numbers = [number for number, _ in ready]
-    first, last = bisect_right(numbers, facts.verified_version), bisect_right(numbers, facts.head_version)
-    if last <= first:
-        return 0, 0
-    return last - first, max(0, int((now - ready[first][1]).total_seconds()))
+def facts_of(
+    island: Any, verified: tuple[int, str] | None, target: tuple[int, str] | None, now: datetime, *, revoked: bool
+) -> Facts:
+    """What `status` judges. `island` is an Island or an `outline.Outline`: both name these columns alike; `verified`
+    and `target` are number and digest of the version that it proved to hold and of the one that it should hold.
+    """
+    until: datetime | None = island.drain_until
+    return Facts(
+        enabled=island.enabled,
+        disabled_reason=island.disabled_reason,
+        phase=island.phase,
+        reason=island.reason,
+        last_error=island.last_error,
+        seconds_since_seen=None if island.last_seen_at is None else (now - island.last_seen_at).total_seconds(),
+        heartbeat_seconds=settings.MAILBOAT_HEARTBEAT_SECONDS,
+        clock_skew_seconds=island.clock_skew_seconds,
+        claimed_version=island.version_number,
+        claimed_digest=island.digest,
+        verified_version=None if verified is None else verified[0],
+        verified_digest="" if verified is None else verified[1],
+        head_version=None if target is None else target[0],
+        head_digest="" if target is None else target[1],
+        pinned=island.pin_id is not None,
+        pending=island.pending,
+        revoked=revoked,
+        draining=island.draining_since is not None,
+        drain_seconds_left=0.0 if until is None else (until - now).total_seconds(),
+        active_requests=island.active_requests,
+    )

@@ -1,156 +1,71 @@
-"""Writes of the fleet: enrolment, heartbeats, sync reports, challenges. What an island claims is kept as a claim."""
+"""Writes of the fleet: heartbeats, sync reports, challenges. What an island claims is kept as a claim.
+
+Enrolment, operators' actions, pins and orders have modules of their own; what other applications call is named here.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 
-from controlplane.accounts import credentials
-from controlplane.accounts import services as accounts
-from controlplane.accounts.models import Token
-from controlplane.audit import services as audit
-from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
+from controlplane.fleet.actions import (
+    approve,
+    drain,
+    remove,
+    revoke_credential,
+    rotate_credential,
+    set_enabled,
+    stop_drain,
+)
+from controlplane.fleet.enrolment import (
+    EnrolmentInvalid,
+    EnrolmentUsed,
+    KeyTaken,
+    create_enrolment_token,
+    enrol,
+    enrolment_command,
+    revoke_enrolment_token,
+)
+from controlplane.fleet.models import Challenge, Island, SyncReport
+from controlplane.fleet.orders import confirm, standing
+from controlplane.fleet.pins import pin, unpin
+from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry import clock
-from controlplane.registry.errors import Missing, Refusal, WrongState
-from controlplane.registry.models import Channel, Run, Version
+from controlplane.registry.errors import Missing, WrongState
+from controlplane.registry.models import Version
 
-ENROLMENT_LIFETIME = timedelta(hours=24)
-CHALLENGE_NOTIFICATION = "mailboat_challenge"
+__all__ = [
+    "EnrolmentInvalid",
+    "EnrolmentUsed",
+    "KeyTaken",
+    "answer_challenge",
+    "approve",
+    "confirm",
+    "create_enrolment_token",
+    "drain",
+    "enrol",
+    "enrolment_command",
+    "heartbeat",
+    "open_challenge",
+    "pin",
+    "remove",
+    "report_sync",
+    "resolve",
+    "revoke_credential",
+    "revoke_enrolment_token",
+    "rotate_credential",
+    "set_enabled",
+    "standing",
+    "stop_drain",
+    "unpin",
+]
+
 REPORTS_KEPT = 1000  # per island
-
-
-class EnrolmentInvalid(Refusal):
-    """The enrolment token is unknown or has expired."""
-
-    status = 401
-    code = "enrolment_invalid"
-
-
-class EnrolmentUsed(Refusal):
-    """The enrolment token has been used."""
-
-    status = 403
-    code = "enrolment_used"
-
-
-def create_enrolment_token(
-    run: Run,
-    channel: Channel,
-    name: str,
-    *,
-    provider: str = "",
-    region: str = "",
-    engine: str = "checkpoint",
-    actor: str,
-    lifetime: timedelta = ENROLMENT_LIFETIME,
-) -> tuple[EnrolmentToken, str]:
-    """A one-time token for one island; the second value is its text, which is shown once. Raises Refusal
-    `island_exists`.
-    """
-    if Island.objects.filter(project=run.project, name=name).exists():
-        raise Refusal(f"There is an island {name} already; choose another name.", code="island_exists")
-    fresh = credentials.new(credentials.ENROLMENT)
-    with transaction.atomic():
-        token = EnrolmentToken.objects.create(
-            project=run.project,
-            run=run,
-            channel=channel,
-            name=name,
-            provider=provider,
-            region=region,
-            engine=engine,
-            key_id=fresh.key_id,
-            digest=fresh.digest,
-            pepper=fresh.pepper,
-            expires_at=Now() + lifetime,
-        )
-        audit.record(
-            run.project, actor, "enrolment.create", f"island {name}", after={"run": run.name, "key_id": fresh.key_id}
-        )
-    token.refresh_from_db()
-    return token, fresh.plaintext
-
-
-def enrolment_command(plaintext: str, project_slug: str, name: str) -> str:
-    """The line that turns a machine into this island."""
-    return (
-        f"mailboat island run --server {settings.MAILBOAT_PUBLIC_URL} --project {project_slug} "
-        f"--token {plaintext} --store ./{name}"
-    )
-
-
-def enrol(
-    project_slug: str,
-    plaintext: str,
-    *,
-    name: str = "",
-    engine: str = "",
-    agent_version: str = "",
-    cores: int | None = None,
-    codecs: Sequence[str] = (),
-    hostname: str = "",
-) -> tuple[Island, str]:
-    """Trades a one-time token for an island and its credential, which is shown once.
-
-    Raises EnrolmentInvalid, EnrolmentUsed, Refusal `island_exists`. A used token leaves a trace in the audit log.
-    """
-    offered = credentials.split(plaintext, credentials.ENROLMENT)
-    token = offered and (
-        EnrolmentToken.objects.select_related("project", "run", "channel")
-        .filter(project__slug=project_slug, key_id=offered[0])
-        .first()
-    )
-    if not offered or not token or not credentials.matches(offered[1], token.digest, token.pepper):
-        raise EnrolmentInvalid("The enrolment token is not valid here; ask an operator for a new one.")
-    chosen = name or token.name
-    try:
-        with transaction.atomic():
-            taken = EnrolmentToken.objects.filter(pk=token.pk, used_at=None, expires_at__gt=Now()).update(used_at=Now())
-            if taken != 1:
-                token.refresh_from_db()
-                if token.used_at is not None:
-                    raise EnrolmentUsed("The enrolment token has been used; ask an operator for a new one.")
-                raise EnrolmentInvalid("The enrolment token has expired; ask an operator for a new one.")
-            bearer, credential = accounts.create_token(
-                token.project, Token.Role.ISLAND, chosen, actor=f"enrolment:{token.key_id}"
-            )
-            island = Island.objects.create(
-                project=token.project,
-                run=token.run,
-                channel=token.channel,
-                name=chosen,
-                provider=token.provider,
-                region=token.region,
-                engine=engine or token.engine,
-                agent_version=agent_version,
-                hostname=hostname,
-                cores=cores,
-                codecs=list(codecs),
-                token=bearer,
-                last_seen_at=Now(),
-            )
-            EnrolmentToken.objects.filter(pk=token.pk).update(island=island)
-            audit.record(
-                token.project,
-                f"enrolment:{token.key_id}",
-                "island.enrol",
-                f"island {chosen}",
-                after={"run": token.run.name},
-            )
-    except EnrolmentUsed:
-        audit.record(token.project, f"enrolment:{token.key_id}", "enrolment.reused", f"island {token.name}")
-        raise
-    except IntegrityError:
-        raise Refusal(f"There is an island {chosen} already; choose another name.", code="island_exists") from None
-    island.refresh_from_db()
-    return island, credential
 
 
 def heartbeat(
@@ -162,8 +77,9 @@ def heartbeat(
     phase: str,
     reason: str,
     time: float | None = None,
+    active_requests: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Records what an island says of itself, and returns the commands for it."""
+    """Records what an island says of itself, and returns the questions for it. `standing` has its orders."""
     skew = None if time is None else round(time - clock.now().timestamp(), 3)
     Island.objects.filter(pk=island.pk).update(
         version_number=version,
@@ -173,6 +89,7 @@ def heartbeat(
         reason=reason[:1000],
         last_seen_at=Now(),
         clock_skew_seconds=skew,
+        active_requests=active_requests,
     )
     return [
         {
@@ -258,25 +175,6 @@ def _forget_old_reports(island: Island) -> None:
         SyncReport.objects.filter(island=island, id__lte=edge).delete()
 
 
-def set_enabled(island: Island, enabled: bool, *, reason: str = "", actor: str) -> None:
-    """Lets an island follow its channel, or stops it from doing so; an island that failed a challenge is stopped with
-    evidence.
-    """
-    with transaction.atomic():
-        changed = Island.objects.filter(pk=island.pk, enabled=not enabled).update(
-            enabled=enabled, disabled_reason="" if enabled else reason[:1000]
-        )
-        if changed:
-            audit.record(
-                island.project,
-                actor,
-                "island.enable" if enabled else "island.disable",
-                f"island {island.name}",
-                after={"reason": reason},
-            )
-    island.refresh_from_db()
-
-
 # Challenges
 
 
@@ -319,8 +217,7 @@ def answer_challenge(
         challenge.refresh_from_db()
         if rows != 1 and challenge.answer != answer:
             raise WrongState(f"The challenge is {challenge.state} already.")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHALLENGE_NOTIFICATION, str(challenge.pk)])
+        jobs.wake(challenge.job_id)
     return challenge
 
 

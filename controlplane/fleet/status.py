@@ -20,6 +20,7 @@ class Health(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     LOST = "lost"
+    DRAINING = "draining"
     DISABLED = "disabled"
 
 
@@ -28,6 +29,7 @@ class Sync(StrEnum):
 
     CURRENT = "current"
     BEHIND = "behind"
+    PINNED = "pinned"
     AHEAD = "ahead"
     UNKNOWN = "unknown"
 
@@ -48,16 +50,33 @@ class Facts:
     claimed_digest: str
     verified_version: int | None
     verified_digest: str
-    head_version: int | None
+    head_version: int | None  # of the channel that it follows: its own one while it is pinned
     head_digest: str
+    pinned: bool = False
+    pending: bool = False
+    revoked: bool = False
+    draining: bool = False
+    drain_seconds_left: float = 0.0
+    active_requests: int | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Nothing runs on it any more, or nothing is waited for any longer."""
+        return self.draining and (self.active_requests == 0 or self.drain_seconds_left <= 0)
 
 
 def health(  # noqa: PLR0911  one line per reason
     facts: Facts,
 ) -> tuple[Health, str]:
     """The state and one sentence."""
+    if facts.pending:
+        return Health.DISABLED, "It waits until an operator approves its key."
+    if facts.revoked:
+        return Health.DISABLED, "Its credential was revoked; enrol it again or remove it."
     if not facts.enabled:
         return Health.DISABLED, facts.disabled_reason or "Switched off by an operator."
+    if facts.draining:
+        return Health.DRAINING, _drain(facts)
     if facts.seconds_since_seen is None:
         return Health.LOST, "Enrolled, but never heard of."
     silent = int(facts.seconds_since_seen)
@@ -73,7 +92,17 @@ def health(  # noqa: PLR0911  one line per reason
     return Health.HEALTHY, "Heartbeats arrive in time."
 
 
-def sync(facts: Facts) -> tuple[Sync, str]:
+def _drain(facts: Facts) -> str:
+    if facts.drained:
+        left = facts.active_requests or 0
+        return f"Drained, with {left} requests given up at the deadline." if left else "Drained: no request is active."
+    active = "an unknown number of" if facts.active_requests is None else facts.active_requests
+    return f"Draining: {active} requests are active, {int(facts.drain_seconds_left)} s are left."
+
+
+def sync(  # noqa: PLR0911  one line per reason
+    facts: Facts,
+) -> tuple[Sync, str]:
     """The state and one sentence."""
     if facts.head_version is None:
         return Sync.UNKNOWN, "The channel has no version yet."
@@ -84,7 +113,11 @@ def sync(facts: Facts) -> tuple[Sync, str]:
         holds = "nothing" if not facts.claimed_digest else f"{facts.claimed_digest[:12]}"
         return Sync.UNKNOWN, f"It says that it holds {holds}; its last verified version was {facts.verified_version}."
     if facts.verified_digest == facts.head_digest and facts.verified_version == facts.head_version:
+        if facts.pinned:
+            return Sync.PINNED, f"Pinned to version {facts.head_version}."
         return Sync.CURRENT, f"At version {facts.head_version}."
+    if facts.verified_version > facts.head_version and facts.pinned:
+        return Sync.AHEAD, f"At version {facts.verified_version}, on its way back to {facts.head_version}, its pin."
     if facts.verified_version > facts.head_version:
         return Sync.AHEAD, f"At version {facts.verified_version}; the channel went back to {facts.head_version}."
     why = (

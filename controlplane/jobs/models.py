@@ -1,7 +1,8 @@
 """Rows of background work.
 
 queued -> running -> succeeded | failed; queued -> cancelled; running -> cancelling -> cancelled | succeeded | failed;
-running -> queued when the lease runs out. Only `jobs.services` changes a state.
+running -> queued when the lease runs out, or when the work waits for something outside (`waiting_for`) and lets its
+worker go. Only `jobs.services` changes a state.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Job(models.Model):
     owner = models.CharField(max_length=120, blank=True)
     lease_expires_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)
+    # A queued job that waits: what for, until when at most, and what it knows already when it goes on.
+    waiting_for = models.CharField(max_length=200, blank=True)
+    not_before = models.DateTimeField(null=True)
+    saved = models.JSONField(null=True)
     attempt = models.PositiveIntegerField(default=1)
     done = models.BigIntegerField(default=0)
     total = models.BigIntegerField(null=True)
@@ -56,6 +61,7 @@ class Job(models.Model):
     result = models.JSONField(null=True)
     error = models.TextField(blank=True)
     requested_by = models.CharField(max_length=120)
+    rerun_of = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="reruns")
     queued_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
@@ -111,3 +117,39 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.level}: {self.message}"
+
+
+class Worker(models.Model):
+    """A process that works on jobs, as it says itself. Liveness follows from `heartbeat_at`."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    name = models.CharField(max_length=120)
+    host = models.CharField(max_length=120)
+    process = models.PositiveIntegerField()
+    queues = models.JSONField(default=list)
+    device = models.CharField(max_length=200)
+    versions = models.JSONField(default=dict)
+    job = models.ForeignKey(Job, on_delete=models.SET_NULL, null=True, related_name="workers")
+    started_at = models.DateTimeField(db_default=Now())
+    heartbeat_at = models.DateTimeField(db_default=Now())
+    stopped_at = models.DateTimeField(null=True)
+
+    class Meta:
+        """By name, the newest process first."""
+
+        ordering = ["name", "-started_at"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScheduledRun(models.Model):
+    """When an entry of the schedule last ran, and how it went. The schedule itself is `jobs.schedule`."""
+
+    name = models.CharField(max_length=40, primary_key=True)
+    started_at = models.DateTimeField()
+    seconds = models.FloatField(null=True)
+    error = models.TextField(blank=True)
+
+    def __str__(self) -> str:
+        return self.name

@@ -8,15 +8,26 @@ come twice.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import DateTimeField, DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value
-from django.db.models.functions import Least, Now
+from django.db.models import (
+    Case,
+    DateTimeField,
+    DurationField,
+    Exists,
+    ExpressionWrapper,
+    F,
+    OuterRef,
+    Q,
+    Value,
+    When,
+)
+from django.db.models.functions import Coalesce, Least, Now
 from django.utils.module_loading import import_string
 
 from controlplane.audit import services as audit
@@ -30,6 +41,7 @@ log_ = structlog.get_logger(__name__)
 MAX_ATTEMPTS = 5
 RESEND_AFTER = timedelta(seconds=20)
 RESEND_AT_LEAST_EVERY = timedelta(minutes=10)
+RERUNNABLE = frozenset({Job.Kind.REPLAY, Job.Kind.VERIFY})
 State = Job.State
 JobId = uuid.UUID | str
 
@@ -55,6 +67,7 @@ def enqueue(
     project: Project | None = None,
     requested_by: str = "system",
     after: Job | None = None,
+    rerun_of: Job | None = None,
 ) -> tuple[Job, bool]:
     """Queues work in the current transaction and wakes a worker once it has committed.
 
@@ -76,6 +89,7 @@ def enqueue(
                     dedupe_key=dedupe_key,
                     requested_by=requested_by[:120],
                     after=after,
+                    rerun_of=rerun_of,
                 )
         except IntegrityError:
             running = Job.objects.filter(project=owner_project, dedupe_key=dedupe_key, state__in=Job.UNFINISHED).first()
@@ -108,17 +122,92 @@ def send(jobs: Sequence[Job]) -> None:
     Job.objects.filter(pk__in=[job.pk for job in jobs]).update(sent_at=Now())
 
 
+def wake(job_id: JobId) -> bool:
+    """What the job waited for is there: it may go on at once. Call inside the transaction that brought it.
+
+    False when the job does not wait (any more).
+    """
+    with transaction.atomic():
+        # The lock makes `park`, when it is under way, come before or after this as a whole.
+        job = Job.objects.select_for_update().filter(pk=job_id).first()
+        if job is None or job.state != State.QUEUED or not job.waiting_for:
+            return False
+        Job.objects.filter(pk=job_id).update(waiting_for="", not_before=None)
+        send_after_commit(job)
+    return True
+
+
+def park(
+    job_id: JobId,
+    owner: str,
+    waiting_for: str,
+    *,
+    until: timedelta,
+    saved: Mapping[str, Any],
+    still: Callable[[], bool] = lambda: True,
+) -> None:
+    """running -> queued, without counting an attempt: lets the worker go while the job waits for something outside.
+
+    The job goes on with `saved` when `wake` is called, or `until` has passed. `still` says, once the row is written,
+    whether there is anything to wait for. A job that was asked to stop is cancelled instead. Raises LostLease.
+    """
+    with transaction.atomic():
+        rows = Job.objects.filter(pk=job_id, owner=owner, state=State.RUNNING).update(
+            state=State.QUEUED,
+            owner="",
+            lease_expires_at=None,
+            sent_at=Now(),
+            waiting_for=waiting_for[:200],
+            not_before=Now() + until,
+            saved=dict(saved),
+        )
+        if rows != 1:
+            cancelled(job_id, owner)
+            return
+        log(job_id, "info", f"Waits for {waiting_for}; the worker is free meanwhile.")
+        if not still():
+            wake(job_id)
+
+
+def rerun(job: Job, actor: str) -> tuple[Job, bool]:
+    """Queues the same work again after it failed or was cancelled; joins it when it is queued already.
+
+    Raises Refusal `not_finished` and `not_rerunnable`: a version that failed keeps its number, and its publisher
+    publishes the next one.
+    """
+    if job.state not in {State.FAILED, State.CANCELLED}:
+        raise Refusal(f"The job is {job.state}; only failed and cancelled jobs are run again.", code="not_rerunnable")
+    if job.kind not in RERUNNABLE:
+        raise Refusal(
+            f"A {job.kind} job ends with its version; publish the next version instead.", code="not_rerunnable"
+        )
+    with transaction.atomic():
+        again, new = enqueue(
+            job.kind, job.run, job.params, job.dedupe_key, project=job.project, requested_by=actor, rerun_of=job
+        )
+        if new:
+            log(again.pk, "info", f"Runs job {job.pk} again, asked for by {actor}.")
+    return again, new
+
+
 def claim(job_id: JobId, owner: str, *, lease_seconds: int | None = None) -> Job | None:
     """Makes a queued job this owner's. None when it is not to be had: taken, ended, unknown, or waiting for another
     job.
     """
     rows = Job.objects.filter(_not_waiting(), pk=job_id, state=State.QUEUED).update(
-        state=State.RUNNING, owner=owner, lease_expires_at=_lease(lease_seconds), started_at=Now(), done=0, total=None
+        state=State.RUNNING,
+        owner=owner,
+        lease_expires_at=_lease(lease_seconds),
+        started_at=Case(When(saved__isnull=True, then=Now()), default=Coalesce("started_at", Now())),
+        waiting_for="",
+        not_before=None,
+        done=0,
+        total=None,
     )
     if rows != 1:
         return None
     job = Job.objects.select_related("project", "run").get(pk=job_id)
-    log(job_id, "info", f"Started by {owner}, attempt {job.attempt}.")
+    log(job_id, "info", f"{'Started' if job.saved is None else 'Goes on'} with {owner}, attempt {job.attempt}.")
     return job
 
 
@@ -216,18 +305,26 @@ def _take_back(job: Job) -> None:
             log(job.pk, "error", error)
             _ended(job.pk)
     elif still.update(
-        state=State.QUEUED, owner="", lease_expires_at=None, sent_at=None, attempt=F("attempt") + 1, done=0, total=None
+        state=State.QUEUED,
+        owner="",
+        lease_expires_at=None,
+        sent_at=None,
+        not_before=None,
+        attempt=F("attempt") + 1,
+        done=0,
+        total=None,
     ):
         log(job.pk, "warning", f"{said}; queued again.")
 
 
 def _not_waiting() -> Q:
-    """The job that it comes after has ended.
+    """The job that it comes after has ended, and what it waits for is there or has been waited for long enough.
 
     A subquery and not a join: Django turns an UPDATE over a join into `WHERE id IN (SELECT ...)`, whose conditions
     PostgreSQL does not check again when another transaction has just changed the row, so that two workers would win.
     """
-    return Q(~Exists(Job.objects.filter(pk=OuterRef("after"), state__in=Job.UNFINISHED)))
+    due = Q(not_before=None) | Q(not_before__lte=Now())
+    return due & Q(~Exists(Job.objects.filter(pk=OuterRef("after"), state__in=Job.UNFINISHED)))
 
 
 def _lease(seconds: int | None) -> Any:

@@ -1,34 +1,31 @@
-"""The local blob store: immutable files named by their SHA-256, apart for each run.
+"""Where blobs lie: immutable bytes named by their SHA-256, apart for each run.
 
-    <root>/runs/<run>/blobs/<sha256>        whole, verified, never written again
-    <root>/runs/<run>/uploads/<upload>      bytes that arrived so far
-    <root>/runs/<run>/channels/<name>.json  the head of a channel, so that islands can follow the store alone
+    runs/<run>/blobs/<sha256>        whole, verified, never written again
+    runs/<run>/uploads/<upload>      bytes on their way (a file, or a prefix with one object per part)
+    runs/<run>/channels/<name>.json  the head of a channel, so that islands can follow the store alone
 
-A readable name under `blobs/` never exists before its bytes are whole, checked and on the disk. Nothing here knows the
-database; `registry.services` records what is here.
+`store()` is the deployment's one: the folder `MAILBOAT_BLOB_ROOT`, or the object store that `MAILBOAT_BLOB_URL` names.
+Whichever it is, a readable name under `blobs/` never exists before its bytes are whole and checked. A store knows no
+database; `registry.services` records what is there. It must never make one run's bytes readable under another's name.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
-import os
 import re
-import secrets
-import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from django.conf import settings
+from django.utils.module_loading import import_string
 
-from controlplane.registry.errors import Missing, Refusal, StorageFull, Unacceptable
+from controlplane.registry.errors import Missing, Refusal
 
 CHUNK = 1 << 20
 NAME = re.compile(r"[0-9a-f]{64}")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OffsetMismatch(Refusal):
@@ -41,202 +38,153 @@ class OffsetMismatch(Refusal):
         self.offset = offset
 
 
-def path(run: uuid.UUID, sha256: str) -> Path:
-    """Where the blob is, or would be."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of an upload that the client puts straight into the store, with an HTTP PUT of exactly these bytes."""
+
+    index: int  # from 0
+    offset: int  # in the blob
+    size: int
+    url: str  # valid for the time that was asked for; carries its own credential
+
+
+class BlobStore(Protocol):
+    """What every store can do. Blocking, except `stream`; safe to call from any thread.
+
+    Every call may raise StorageUnavailable, those that write StorageFull. `run` is a run's key; `sha256` is checked
+    with `key` (Missing for what is no name).
+    """
+
+    def check(self) -> str:
+        """Empty when the store can be read and written, else one sentence for /health/ready without any secret."""
+        ...
+
+    # Whole blobs
+
+    def size(self, run: uuid.UUID, sha256: str) -> int | None:
+        """Bytes of the blob; None when it is not here."""
+        ...
+
+    def read(self, run: uuid.UUID, sha256: str) -> bytes:
+        """All bytes of a (small) blob, checked against its name. Raises Missing, Refusal `blob_damaged`."""
+        ...
+
+    def open(self, run: uuid.UUID, sha256: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes from `start` to `end` (exclusive) in pieces of at most CHUNK, unchecked. Raises Missing at once."""
+        ...
+
+    def stream(self, run: uuid.UUID, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """The same for a download; at most a few pieces are in memory. Ends in an OSError when bytes are lacking."""
+        ...
+
+    def local(self, run: uuid.UUID, sha256: str, scratch: Path) -> Path:
+        """A file with the blob's bytes, unchecked and never to be written: the store's own, or a copy in the folder
+        `scratch` (made once, under the blob's name). Raises Missing.
+        """
+        ...
+
+    def write(self, run: uuid.UUID, data: bytes) -> tuple[str, int]:
+        """Stores bytes and returns their name and size; bytes that are here already cost nothing."""
+        ...
+
+    def write_file(self, run: uuid.UUID, source: Path) -> tuple[str, int]:
+        """Stores a copy of a file and returns its name and size."""
+        ...
+
+    def remove(self, run: uuid.UUID, sha256: str) -> None:
+        """Retention gives the space back. Harmless when it is gone."""
+        ...
+
+    def require_space(self, length: int) -> None:
+        """Raises StorageFull early, before a client sends what can't be kept; does nothing where no limit is known."""
+        ...
+
+    # Resumable uploads through the control plane
+
+    def upload_offset(self, run: uuid.UUID, upload: uuid.UUID) -> int:
+        """How many bytes of an upload have arrived, durably enough to be confirmed."""
+        ...
+
+    def append(self, run: uuid.UUID, upload: uuid.UUID, offset: int, data: bytes | bytearray, limit: int) -> int:
+        """Adds bytes at `offset` and returns the new offset.
+
+        Two connections may feed one upload (the first one hangs, the client comes again): the store decides, the
+        slower one is refused. Raises OffsetMismatch, Unacceptable `upload_too_long` (more than `limit` bytes).
+        """
+        ...
+
+    def finish(self, run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
+        """Turns a whole upload into the blob. Bytes with another digest are thrown away: Unacceptable
+        `digest_mismatch`. Harmless when it was done already.
+        """
+        ...
+
+    def drop_upload(self, run: uuid.UUID, upload: uuid.UUID) -> None:
+        """Gives the space of an upload back, parts included. Harmless when there is none."""
+        ...
+
+    # Straight from and to the store, past the control plane
+
+    def presign_get(self, run: uuid.UUID, sha256: str, seconds: int) -> str | None:
+        """An address that answers the blob's bytes (with Range) for a while; None when this store has none."""
+        ...
+
+    def presign_put_parts(
+        self, run: uuid.UUID, upload: uuid.UUID, length: int, seconds: int
+    ) -> tuple[Part, ...] | None:
+        """The parts of an upload of `length` bytes that have not arrived yet; None when this store takes none.
+
+        How the blob is cut depends on `length` alone, so that a client that comes again continues.
+        """
+        ...
+
+    def finish_parts(self, run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> Sequence[int]:
+        """Joins the parts, checks the digest of what is stored, and gives the blob its name.
+
+        Returns the indices of parts that are missing or have another size (nothing was changed then); none when the
+        blob is whole. Bytes with another digest are thrown away: Unacceptable `digest_mismatch`. Harmless when it was
+        done already.
+        """
+        ...
+
+    # Heads
+
+    def write_head(self, run: uuid.UUID, channel: str, envelope: bytes) -> None:
+        """Replaces the head of a channel beside the blobs: readers see the old one or the new one."""
+        ...
+
+    def read_head(self, run: uuid.UUID, channel: str) -> bytes | None:
+        """The head beside the blobs; None when there is none."""
+        ...
+
+
+def store() -> BlobStore:
+    """The store of this deployment."""
+    return _store(settings.MAILBOAT_BLOB_URL, str(settings.MAILBOAT_BLOB_ROOT))
+
+
+@lru_cache(maxsize=8)
+def _store(url: str, root: str) -> BlobStore:
+    if url:  # an object store, whose client is imported only where it is used
+        remote: BlobStore = import_string("controlplane.registry.object_blobs.ObjectBlobs")(url)
+        return remote
+    from controlplane.registry.local_blobs import LocalBlobs
+
+    return LocalBlobs(Path(root))
+
+
+def key(run: uuid.UUID, sha256: str) -> str:
+    """The blob's place below the root of any store. Raises Missing for what is no name."""
     if not NAME.fullmatch(sha256):
         raise Missing("A blob is named by 64 hex digits.")
-    return _folder(run, "blobs") / sha256
+    return f"runs/{run}/blobs/{sha256}"
 
 
-def upload_path(run: uuid.UUID, upload: uuid.UUID) -> Path:
+def upload_key(run: uuid.UUID, upload: uuid.UUID) -> str:
     """Where the bytes of an upload gather."""
-    return _folder(run, "uploads") / str(upload)
+    return f"runs/{run}/uploads/{upload}"
 
 
-def head_path(run: uuid.UUID, channel: str) -> Path:
+def head_key(run: uuid.UUID, channel: str) -> str:
     """Where a channel's head lies for those who read the store alone."""
-    return _folder(run, "channels") / f"{channel}.json"
-
-
-def size(run: uuid.UUID, sha256: str) -> int | None:
-    """Bytes of the blob; None when it is not here."""
-    try:
-        return path(run, sha256).stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def read(run: uuid.UUID, sha256: str) -> bytes:
-    """All bytes of a (small) blob, checked against its name. Raises Missing."""
-    try:
-        data = path(run, sha256).read_bytes()
-    except FileNotFoundError:
-        raise Missing(f"The blob {sha256} is not in the store.") from None
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise Refusal(f"The blob {sha256} is damaged in the store; upload it again.", code="blob_damaged", status=500)
-    return data
-
-
-def write(run: uuid.UUID, data: bytes) -> tuple[str, int]:
-    """Stores bytes and returns their name and size; bytes that are here already cost nothing."""
-    sha256 = hashlib.sha256(data).hexdigest()
-    if size(run, sha256) != len(data):
-        with _full_disk_is_said(), _temporary(path(run, sha256)) as (handle, temporary):
-            _write_all(handle, data)
-            _publish(handle, temporary, path(run, sha256))
-    return sha256, len(data)
-
-
-def write_file(run: uuid.UUID, source: Path) -> tuple[str, int]:
-    """Stores a copy of a file and returns its name and size."""
-    digest, length = hashlib.sha256(), 0
-    with (
-        _full_disk_is_said(),
-        source.open("rb") as file,
-        _temporary(_folder(run, "blobs") / "new") as (handle, temporary),
-    ):
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            length += len(chunk)
-            _write_all(handle, chunk)
-        sha256 = digest.hexdigest()
-        if size(run, sha256) != length:
-            _publish(handle, temporary, path(run, sha256))
-    return sha256, length
-
-
-def upload_offset(run: uuid.UUID, upload: uuid.UUID) -> int:
-    """How many bytes of an upload have arrived."""
-    try:
-        return upload_path(run, upload).stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def append(run: uuid.UUID, upload: uuid.UUID, offset: int, data: bytes | bytearray, limit: int) -> int:
-    """Adds bytes at `offset` and returns the new offset.
-
-    Two connections may feed one upload (the first one hangs, the client comes again): the file's length decides under a
-    lock, the slower one is refused. Raises OffsetMismatch, Unacceptable (more bytes than announced), StorageFull.
-    """
-    target = upload_path(run, upload)
-    with _full_disk_is_said():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(target, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            length = os.fstat(handle).st_size
-            if length != offset:
-                raise OffsetMismatch(length)
-            if length + len(data) > limit:
-                raise Unacceptable(f"More than the announced {limit} bytes were sent.", code="upload_too_long")
-            try:
-                _write_all(handle, data, offset)
-            except OSError:
-                os.ftruncate(handle, length)  # half a chunk is given back: the offset stays what the client knows
-                raise
-            return length + len(data)
-        finally:
-            os.close(handle)
-
-
-def finish(run: uuid.UUID, upload: uuid.UUID, sha256: str, length: int) -> None:
-    """Turns a whole upload into the blob. Bytes with another digest are thrown away: raises Unacceptable.
-
-    The digest is taken of what is on the disk now, however many connections wrote it. Harmless when it was done
-    already.
-    """
-    source, target = upload_path(run, upload), path(run, sha256)
-    with _full_disk_is_said():
-        source.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(source, os.O_RDWR | os.O_CREAT, 0o600)  # an empty blob has had no byte to create it
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if size(run, sha256) == length:  # another connection finished it while this one waited for the lock
-                source.unlink(missing_ok=True)
-                return
-            if _digest(handle) != sha256:
-                source.unlink()
-                raise Unacceptable(
-                    "The bytes do not have the announced SHA-256; they were thrown away, so send them again from 0.",
-                    code="digest_mismatch",
-                )
-            _publish(handle, source, target)
-        finally:
-            os.close(handle)
-
-
-def require_space(length: int) -> None:
-    """Raises StorageFull early, before a client sends what can't be kept."""
-    root = Path(settings.MAILBOAT_BLOB_ROOT)
-    root.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(root).free < length:
-        raise StorageFull(
-            f"The disk of the blob store has no room for {length} more bytes; free space there and try again."
-        )
-
-
-def drop_upload(run: uuid.UUID, upload: uuid.UUID) -> None:
-    """Gives the space of an upload back."""
-    upload_path(run, upload).unlink(missing_ok=True)
-
-
-def write_head(run: uuid.UUID, channel: str, envelope: bytes) -> None:
-    """Replaces the head of a channel beside the blobs: readers see the old one or the new one."""
-    target = head_path(run, channel)
-    with _full_disk_is_said(), _temporary(target) as (handle, temporary):
-        _write_all(handle, envelope)
-        _publish(handle, temporary, target)
-
-
-def _folder(run: uuid.UUID, kind: str) -> Path:
-    return Path(settings.MAILBOAT_BLOB_ROOT) / "runs" / str(run) / kind
-
-
-@contextmanager
-def _temporary(near: Path) -> Iterator[tuple[int, Path]]:
-    """A new file beside `near`; gone afterwards unless it was given a name."""
-    near.parent.mkdir(parents=True, exist_ok=True)
-    temporary = near.parent / f".{secrets.token_hex(8)}.part"
-    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        yield handle, temporary
-    finally:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
-
-
-def _publish(handle: int, temporary: Path, target: Path) -> None:
-    """Gives complete bytes their name so that they outlive a power cut."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.fsync(handle)
-    temporary.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _write_all(handle: int, data: bytes | bytearray, offset: int | None = None) -> None:
-    view, done = memoryview(data), 0
-    while done < len(view):
-        done += os.write(handle, view[done:]) if offset is None else os.pwrite(handle, view[done:], offset + done)
-
-
-def _digest(handle: int) -> str:
-    digest, offset = hashlib.sha256(), 0
-    while chunk := os.pread(handle, CHUNK, offset):
-        digest.update(chunk)
-        offset += len(chunk)
-    return digest.hexdigest()
-
-
-@contextmanager
-def _full_disk_is_said() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise StorageFull("The disk of the blob store is full; free space there and try again.") from error
-        raise
+    return f"runs/{run}/channels/{channel}.json"

@@ -17,6 +17,7 @@ class Refusal(Exception):  # noqa: N818  a refusal is an answer, not a fault
         self.code = code or type(self).code
         self.status = status or type(self).status
         self.extra = extra
+        self.headers: dict[str, str] = {}
 
 
 class Missing(Refusal):
@@ -38,6 +39,23 @@ class StorageFull(Refusal):
 
     status = 507
     code = "storage_full"
+
+
+class StorageUnavailable(Refusal):
+    """The blob store can't be reached now; nothing was changed."""
+
+    status = 503
+    code = "storage_unavailable"
+
+
+class Changed(Refusal):
+    """The row is not what the caller saw any more. Nothing was changed."""
+
+    status = 412
+    code = "precondition_failed"
+
+    def __init__(self) -> None:
+        super().__init__("It was changed meanwhile, and nothing was overwritten; read it again and decide anew.")
 
 
 class WrongState(Refusal):

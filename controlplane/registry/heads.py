@@ -13,10 +13,11 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from controlplane.registry import blobs, clock
-from controlplane.registry.errors import StorageFull, WrongState
+from controlplane.registry.errors import Refusal, WrongState
 from controlplane.registry.models import Channel, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 
@@ -47,19 +48,19 @@ def renew_heads() -> int:
             if channel.version is not None:
                 _write(channel, channel.version, channel.serial)
     for channel in Channel.objects.filter(version__isnull=False):
-        if not blobs.head_path(channel.run_id, channel.name).exists():
+        if blobs.store().read_head(channel.run_id, channel.name) is None:
             write_file(channel)
     return len(due)
 
 
 def write_file(channel: Channel) -> None:
-    """Copies the head beside the blobs. A full disk is logged: the database holds the truth and the next move writes
-    again.
+    """Copies the head beside the blobs. A store that is full or away is logged: the database holds the truth, and the
+    next move (or renewal) writes again.
     """
     channel.refresh_from_db(fields=["head_envelope"])
     try:
-        blobs.write_head(channel.run_id, channel.name, encoded(channel.head_envelope))
-    except (StorageFull, OSError) as error:
+        blobs.store().write_head(channel.run_id, channel.name, encoded(channel.head_envelope))
+    except (Refusal, OSError) as error:
         log.error("head not written beside the blobs", channel=str(channel), error=str(error))
 
 
@@ -85,7 +86,11 @@ def _write(channel: Channel, version: Version, serial: int) -> None:
     )
     envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_dict()
     rows = Channel.objects.filter(pk=channel.pk, serial=channel.serial).update(
-        version=version, serial=serial, head_envelope=envelope, expires_at=expires
+        version=version,
+        serial=serial,
+        head_envelope=envelope,
+        expires_at=expires,
+        revision=F("revision") + int(serial != channel.serial),
     )
     if rows != 1:
         raise WrongState(f"The channel {channel.name} moved meanwhile; nothing was changed.")

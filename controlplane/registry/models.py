@@ -40,12 +40,24 @@ class Run(models.Model):
     name = models.SlugField(max_length=80)
     served_format = models.CharField(max_length=40, default="bf16")
     announce = models.CharField(max_length=12, choices=Announce.choices, default=Announce.VALIDATED)
+    # Settings; null stands for "no limit" and "never". `registry.steering` writes them.
+    keep_versions = models.PositiveIntegerField(null=True)
+    keep_days = models.PositiveIntegerField(null=True)
+    anchor_every = models.PositiveIntegerField(null=True)
+    staleness_versions = models.PositiveIntegerField(null=True)
+    staleness_seconds = models.PositiveIntegerField(null=True)
+    revision = models.PositiveBigIntegerField(default=1)  # raised by every edit of the settings
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        """Names are unique within a project."""
+        """Names are unique within a project; a limit of nothing is no limit."""
 
-        constraints = [models.UniqueConstraint(fields=["project", "name"], name="run_name_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["project", "name"], name="run_name_once"),
+            models.CheckConstraint(
+                condition=~Q(keep_versions=0) & ~Q(keep_days=0) & ~Q(anchor_every=0), name="run_limits_are_positive"
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -63,7 +75,10 @@ class Inventory(models.Model):
     class Meta:
         """One row per document and run."""
 
-        constraints = [models.UniqueConstraint(fields=["run", "sha256"], name="inventory_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "sha256"], name="inventory_once"),
+            models.CheckConstraint(condition=Q(sha256__regex=SHA256), name="inventory_sha256_is_hex"),
+        ]
         verbose_name_plural = "inventories"
 
     def __str__(self) -> str:
@@ -103,7 +118,10 @@ class Upload(models.Model):
     class Meta:
         """One upload per blob and run: a second publisher continues it."""
 
-        constraints = [models.UniqueConstraint(fields=["run", "sha256"], name="upload_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "sha256"], name="upload_once"),
+            models.CheckConstraint(condition=Q(sha256__regex=SHA256), name="upload_sha256_is_hex"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.sha256[:12]} at {self.offset}"
@@ -163,6 +181,8 @@ class Version(models.Model):
     checkpoint_path = models.TextField(blank=True)
     published_by = models.CharField(max_length=120)
     job = models.ForeignKey("jobs.Job", on_delete=models.SET_NULL, null=True, related_name="versions")
+    # Derived: changes per tensor, columns in one blob (docs/format/statistics.md). Written once, by the validation.
+    statistics = models.ForeignKey(Blob, on_delete=models.PROTECT, null=True, related_name="+")
     committed_at = models.DateTimeField(db_default=Now())
     ready_at = models.DateTimeField(null=True)
 
@@ -177,6 +197,15 @@ class Version(models.Model):
                 condition=~Q(state__in=["ready", "retired"])
                 | (Q(state_digest__regex=SHA256) & Q(manifest_sha256__regex=SHA256)),
                 name="version_ready_is_complete",
+            ),
+            models.CheckConstraint(
+                condition=(Q(state_digest="") | Q(state_digest__regex=SHA256))
+                & (Q(manifest_sha256="") | Q(manifest_sha256__regex=SHA256))
+                & (Q(digests_sha256="") | Q(digests_sha256__regex=SHA256)),
+                name="version_digests_are_hex",
+            ),
+            models.UniqueConstraint(
+                fields=["run", "manifest_sha256"], condition=~Q(manifest_sha256=""), name="version_manifest_once"
             ),
         ]
         indexes = [models.Index(fields=["run", "state_digest"], name="version_by_digest")]
@@ -203,7 +232,10 @@ class Patch(models.Model):
     class Meta:
         """One patch per pair and kind."""
 
-        constraints = [models.UniqueConstraint(fields=["from_version", "to_version", "kind"], name="patch_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["from_version", "to_version", "kind"], name="patch_once"),
+            models.UniqueConstraint(fields=["to_version"], condition=Q(kind="step"), name="patch_one_step"),
+        ]
         verbose_name_plural = "patches"
 
     def __str__(self) -> str:
@@ -249,6 +281,7 @@ class Channel(models.Model):
     """A named pointer to a version, with the head document that announces it."""
 
     LATEST = "latest"
+    PINS = "island-"  # channels with such names pin one island (fleet.pins)
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="channels")
     name = models.SlugField(max_length=40)
@@ -257,7 +290,8 @@ class Channel(models.Model):
     generation = models.PositiveIntegerField(default=1)
     head_envelope = models.JSONField(null=True)
     expires_at = models.DateTimeField(null=True)
-    protected = models.BooleanField(default=False)
+    protected = models.BooleanField(default=False)  # moves by an operator's hand alone
+    revision = models.PositiveBigIntegerField(default=1)  # raised by every move and edit, not by a renewed expiry
 
     class Meta:
         """A channel that points somewhere has a head."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from controlplane.registry import plan as planning
 from controlplane.registry.errors import Missing, Refusal
@@ -37,6 +37,16 @@ def run(project: Project, name: str) -> Run:
     return found
 
 
+def epochs(run: Run) -> QuerySet[Epoch]:
+    """The epochs of a run with the versions that they began from."""
+    return Epoch.objects.filter(run=run).select_related("from_version")
+
+
+def channels(run: Run) -> QuerySet[Channel]:
+    """The channels of a run, but not those that pin a single island."""
+    return Channel.objects.filter(run=run).exclude(name__startswith=Channel.PINS).select_related("run", "version")
+
+
 def standing(runs: Sequence[Run]) -> tuple[dict[uuid.UUID, Epoch], dict[uuid.UUID, Version]]:
     """The current epoch and the newest ready version of each run, by the run's key."""
     epochs = Epoch.objects.filter(run__in=runs).order_by("run", "-number").distinct("run")
@@ -58,13 +68,21 @@ def versions(run: Run, *, state: str = "", before: int | None = None) -> QuerySe
     """The versions of a run with all that is shown of them, newest first."""
     found = (
         Version.objects.filter(run=run)
-        .select_related("run", "epoch", "parent", "inventory", "job", "anchor")
+        .select_related("run", "epoch", "parent", "inventory", "job", "anchor", "statistics")
         .prefetch_related("patches_in__parts__blob")
         .order_by("-number")
     )
     if state:
         found = found.filter(state=state)
     return found if before is None else found.filter(number__lt=before)
+
+
+def versions_in_short(run: Run) -> QuerySet[Version]:
+    """The versions of a run without their documents: a row costs the same however many tensors and files it has."""
+    chosen = Version.objects.filter(run=run).select_related("run", "epoch", "parent", "inventory", "statistics")
+    return chosen.defer("envelope", "side_files", "parent__envelope", "parent__side_files").annotate(
+        anchored=Exists(Anchor.objects.filter(version=OuterRef("pk")))
+    )
 
 
 def version(run: Run, number: int) -> Version:
@@ -77,7 +95,7 @@ def version(run: Run, number: int) -> Version:
 
 def channel(run: Run, name: str) -> Channel:
     """A channel with its version. Raises Missing."""
-    found = Channel.objects.select_related("version").filter(run=run, name=name).first()
+    found = Channel.objects.select_related("run", "version").filter(run=run, name=name).first()
     if found is None:
         raise Missing(f"There is no channel {name} in this run.")
     return found

@@ -17,6 +17,7 @@ from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry import blobs, heads, submission
+from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
 from controlplane.registry.models import (
@@ -45,13 +46,17 @@ __all__ = [
     "commit_manifest",
     "create_project",
     "create_run",
+    "finish_parts",
     "finish_upload",
     "mark_failed",
     "mark_ready",
+    "missing_parts",
     "renew_heads",
 ]
 
 State = Version.State
+PART_SECONDS = 3600  # how long the addresses of parts are valid; announcing the blob again gives new ones
+MANY = 1000
 
 
 def create_project(slug: str, name: str = "", *, actor: str) -> Project:
@@ -101,41 +106,64 @@ def begin_epoch(run: Run, from_version: int | None, reason: str, *, actor: str) 
 
 def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
     """An upload to feed, new or begun before; None when the run has the blob already."""
-    if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.size(run.pk, sha256) == size:
+    if Blob.objects.filter(run=run, sha256=sha256, size=size).exists() and blobs.store().size(run.pk, sha256) == size:
         return None
     upload, _ = Upload.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})
     if (
         upload.size != size
     ):  # one of the two claims is wrong, and only whole bytes can tell: start again with the newer one
-        blobs.drop_upload(run.pk, upload.pk)
+        blobs.store().drop_upload(run.pk, upload.pk)
         Upload.objects.filter(pk=upload.pk).update(size=size)
         upload.size = size
-    upload.offset = blobs.upload_offset(run.pk, upload.pk)
+    upload.offset = blobs.store().upload_offset(run.pk, upload.pk)
     if upload.offset == size:  # every byte had arrived when the process ended
         try:
             finish_upload(upload)
             return None
         except Unacceptable:
             upload.offset = 0  # what lay there was damaged and is gone
-    blobs.require_space(size - upload.offset)
+    blobs.store().require_space(size - upload.offset)
     return upload
+
+
+def missing_parts(upload: Upload) -> tuple[Part, ...] | None:
+    """The parts that may go straight to the blob store and are not there yet; None where it takes none."""
+    return blobs.store().presign_put_parts(upload.run_id, upload.pk, upload.size, PART_SECONDS)
 
 
 def finish_upload(upload: Upload) -> Blob:
     """Checks the digest of what arrived and makes it a blob. Raises Unacceptable `digest_mismatch`."""
-    blobs.finish(upload.run_id, upload.pk, upload.sha256, upload.size)
-    with transaction.atomic():
-        blob, _ = Blob.objects.update_or_create(
-            run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size}
+    blobs.store().finish(upload.run_id, upload.pk, upload.sha256, upload.size)
+    return _uploaded(upload)
+
+
+def finish_parts(upload: Upload) -> Blob:
+    """The same for an upload whose parts went straight to the blob store. Raises Refusal `parts_missing`, Unacceptable
+    `digest_mismatch`.
+    """
+    missing = blobs.store().finish_parts(upload.run_id, upload.pk, upload.sha256, upload.size)
+    if missing:
+        raise Refusal(
+            f"{len(missing)} parts are not in the blob store whole; announce the blob again to see which, and send "
+            "them.",
+            code="parts_missing",
+            parts=list(missing[:MANY]),
         )
+    return _uploaded(upload)
+
+
+def _uploaded(upload: Upload) -> Blob:
+    with transaction.atomic():
+        blob, _ = Blob.objects.get_or_create(run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size})
         Upload.objects.filter(pk=upload.pk).delete()
     return blob
 
 
 def add_blob(run: Run, content: bytes | Path) -> Blob:
     """Stores bytes, or a copy of a file, as a blob of the run. For workers, which sit beside the store."""
-    sha256, size = blobs.write_file(run.pk, content) if isinstance(content, Path) else blobs.write(run.pk, content)
-    return Blob.objects.update_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
+    store = blobs.store()
+    sha256, size = store.write_file(run.pk, content) if isinstance(content, Path) else store.write(run.pk, content)
+    return Blob.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
 
 
 # Commit
@@ -272,8 +300,8 @@ def begin_validating(
         _attach(version, sent, rows, anchor_kind)
 
 
-def mark_ready(version: Version, *, codecs: str = "") -> None:
-    """validating -> ready; moves `latest` unless it is protected. Raises WrongState while an earlier version is
+def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = None) -> None:
+    """validating -> ready, with what the validation learnt of its patch; moves `latest` unless it is protected. Raises WrongState while an earlier version is
     unfinished.
     """
     with transaction.atomic():
@@ -282,7 +310,7 @@ def mark_ready(version: Version, *, codecs: str = "") -> None:
         unfinished = earlier.values_list("number", flat=True).first()
         if unfinished is not None:
             raise WrongState(f"Version {version.number} can't be ready before version {unfinished} is ready or failed.")
-        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="")
+        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="", statistics=statistics)
         version.refresh_from_db()
         if codecs:
             Patch.objects.filter(to_version=version).update(codecs=codecs)

@@ -84,7 +84,7 @@ def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
     """The blobs that the submission needs, by digest. Raises Unacceptable `missing_parts` naming what is not here
     whole.
     """
-    manifest = submission.manifest
+    manifest, store = submission.manifest, blobs.store()
     wanted = [("inventory", manifest.inventory), ("digests", manifest.digests)]
     if manifest.patch is not None:
         wanted += [(f"part {index}", part) for index, part in enumerate(manifest.patch.parts)]
@@ -93,7 +93,7 @@ def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
     missing = [
         (name, ref)
         for name, ref in wanted
-        if ref.sha256 not in rows or rows[ref.sha256].size != ref.size or blobs.size(run.pk, ref.sha256) != ref.size
+        if ref.sha256 not in rows or rows[ref.sha256].size != ref.size or store.size(run.pk, ref.sha256) != ref.size
     ]
     if missing:
         names = [name for name, _ in missing]
@@ -112,7 +112,7 @@ def require_state(run: Run, manifest: Manifest) -> Inventory:
     if (manifest.elements, manifest.full_bytes) != (inventory.elements, inventory.full_bytes):
         raise _invalid("The manifest's elements and full_bytes are not those of its inventory.")
     try:
-        state = State.from_parts(inventory, blobs.read(run.pk, manifest.digests.sha256), manifest.side_files)
+        state = State.from_parts(inventory, blobs.store().read(run.pk, manifest.digests.sha256), manifest.side_files)
     except MailboatError as error:
         raise _invalid(str(error)) from error
     if state.digest != manifest.state:
@@ -124,7 +124,7 @@ def require_state(run: Run, manifest: Manifest) -> Inventory:
 def read_inventory(run: uuid.UUID, sha256: str) -> Inventory:
     """The inventory of a blob. Raises Unacceptable `manifest_invalid`."""
     try:
-        return Inventory.from_bytes(blobs.read(run, sha256))
+        return Inventory.from_bytes(blobs.store().read(run, sha256))
     except MailboatError as error:
         raise _invalid(str(error)) from error
 

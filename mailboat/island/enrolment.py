@@ -1,19 +1,22 @@
-"""Enrolment: a one-time token becomes a credential, kept in the store for its owner alone.
+"""Enrolment: a token becomes a credential, kept in the store for its owner alone; where operators approve islands, the
+island waits until they have compared its key.
 
-It must never send the token when a credential for the same server and project is there: a token works once.
+It must never send the token when a credential for the same server and project is there: most tokens work once.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from mailboat import __version__
 from mailboat.client import Api, pause_before
 from mailboat.errors import ApiError, StoreError, Unreachable
+from mailboat.identity import fingerprint, public_half, sign_enrolment
 from mailboat.island.engines.checkpoint import CheckpointEngine
 from mailboat.island.holding import Say
+from mailboat.island.keys import CREDENTIAL, NEXT, private_key
 from mailboat.island.stop import Stop
 from mailboat.island.store import Store
 from mailboat.replies import Enrolment
@@ -26,28 +29,74 @@ def credential(
 
     Raises StoreError without token and credential, Unauthorised for a token that is unknown, expired or used.
     """
-    kept = store.note("credential")
-    if kept is not None and (kept.pop("server", None), kept.pop("project", None)) == (api.server, api.project):
-        try:
-            return Enrolment(**kept)
-        except TypeError:
-            say("The stored credential is damaged; the island enrols again.")
+    enrolment = _kept(store, api, say)
+    if enrolment is not None:
+        return _approved(store, api, enrolment, stop=stop, say=say)
     if not token:
         raise StoreError(
             f"The store {store.root} holds no credential for {api.server}; start the island with --token once."
         )
-    enrolment = _enrol(api, token, engine=engine, stop=stop, say=say)
-    store.set_note("credential", {"server": api.server, "project": api.project, **asdict(enrolment)})
+    enrolment = _enrol(api, token, private_key(store), engine=engine, stop=stop, say=say)
+    _keep(store, api, enrolment)
+    return _approved(store, api, enrolment, stop=stop, say=say)
+
+
+def _kept(store: Store, api: Api, say: Say) -> Enrolment | None:
+    kept = store.note(CREDENTIAL)
+    if kept is None or (kept.pop("server", None), kept.pop("project", None)) != (api.server, api.project):
+        return None
+    kept.pop(NEXT, None)  # see keys.Credentials
+    try:
+        return Enrolment(**kept)
+    except TypeError:
+        say("The stored credential is damaged; the island enrols again.")
+        return None
+
+
+def _keep(store: Store, api: Api, enrolment: Enrolment) -> None:
+    before = store.note(CREDENTIAL) or {}
+    trial = {NEXT: before[NEXT]} if before.get(CREDENTIAL) == enrolment.credential and NEXT in before else {}
+    store.set_note(CREDENTIAL, {"server": api.server, "project": api.project, **asdict(enrolment), **trial})
+
+
+def _approved(store: Store, api: Api, enrolment: Enrolment, *, stop: Stop, say: Say) -> Enrolment:
+    """Waits until an operator has approved the island, where that is asked for. Raises Unauthorised, NotFound when they
+    refused.
+    """
+    if not enrolment.pending:
+        return enrolment
+    key = fingerprint(public_half(private_key(store)))
+    say(f"waiting for an operator to approve island {enrolment.name}; its key is {key}")
+    api.token = enrolment.credential
+    attempt = 0
+    while True:
+        with stop.interruptible():
+            try:
+                if not api.island(enrolment.island).pending:
+                    break
+                attempt = 0
+            except Unreachable:
+                attempt += 1
+            except ApiError as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+                attempt += 1
+            stop.sleep(enrolment.heartbeat_seconds + (pause_before(min(attempt, 8)) if attempt else 0.0))
+    say("approved")
+    enrolment = replace(enrolment, pending=False)
+    _keep(store, api, enrolment)
     return enrolment
 
 
-def _enrol(api: Api, token: str, *, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
+def _enrol(api: Api, token: str, private: str, *, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
     about = {
         "engine": engine.name,
         "agent_version": __version__,
         "cores": os.cpu_count() or 1,
         "codecs": list(engine.codecs),
         "hostname": platform.node(),
+        "public_key": public_half(private),
+        "signature": sign_enrolment(private, api.project, token),
     }
     attempt = 0
     while True:
@@ -57,7 +106,7 @@ def _enrol(api: Api, token: str, *, engine: CheckpointEngine, stop: Stop, say: S
         except Unreachable as error:
             problem: Exception = error
         except ApiError as error:
-            if error.status < 500:
+            if error.status < 500 and error.status != 429:
                 raise
             problem = error
         attempt += 1

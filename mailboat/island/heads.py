@@ -15,6 +15,7 @@ from mailboat.errors import ManifestError
 from mailboat.island.store import Store
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 
+NOTE = "serial"
 CLOCK_TOLERANCE = 300  # seconds by which an island's clock may be wrong
 
 
@@ -25,14 +26,19 @@ class HeadRefused(ManifestError):  # noqa: N818 - as the library's other errors,
 
 
 class Heads:
-    """Checks the heads of one channel and keeps the highest (generation, serial) durably in the store."""
+    """Checks the heads of one channel and keeps the highest (generation, serial) durably in the store: for the channel
+    that the island enrolled with (``home``) and for the one that it follows while it is pinned apart.
+    """
 
-    def __init__(self, store: Store, run_id: str, channel: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: Store, run_id: str, channel: str, *, home: bool = True, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._channel = channel
         self._clock = clock
-        seen = store.note("serial") or {}
+        self._note = NOTE if home else f"{NOTE}-{channel}"
+        seen = store.note(self._note) or {}
         belongs = seen.get("run") == run_id and seen.get("channel") == channel
         self._seen: dict[str, Any] = seen if belongs else {}
 
@@ -60,5 +66,5 @@ class Heads:
         if place > before:
             place_note = {"generation": head.generation, "serial": head.serial}
             self._seen = {"run": head.run, "channel": head.channel, **place_note, **names}
-            self._store.set_note("serial", self._seen)
+            self._store.set_note(self._note, self._seen)
         return head

@@ -10,10 +10,12 @@ import time
 from dataclasses import dataclass
 
 from mailboat.client import Api
-from mailboat.errors import MailboatError
+from mailboat.errors import MailboatError, Unauthorised
 from mailboat.island.challenge import answer
 from mailboat.island.holding import Holding, Say
+from mailboat.island.keys import Credentials
 from mailboat.island.stop import Stop
+from mailboat.replies import HeartbeatReply
 
 IDLE, FETCHING, PREPARING, COMMITTING, ERROR = "idle", "fetching", "preparing", "committing", "error"
 
@@ -30,9 +32,23 @@ class Heartbeat:
     """Beats every ``seconds`` (the server may change it) and at once after `wake`."""
 
     def __init__(
-        self, api: Api, island: str, holding: Holding, status: Status, *, seconds: float, stop: Stop, say: Say
+        self,
+        api: Api,
+        island: str,
+        holding: Holding,
+        status: Status,
+        *,
+        credentials: Credentials,
+        channel: str,
+        seconds: float,
+        stop: Stop,
+        say: Say,
     ) -> None:
         self.enabled = True
+        self.channel = channel  # the one to follow: its own while the island is pinned
+        self.draining = False
+        self._home = channel
+        self._credentials = credentials
         self.refused = ""
         self._api = api
         self._island = island
@@ -64,6 +80,11 @@ class Heartbeat:
             try:
                 self._beat()
                 self.refused = ""
+            except Unauthorised as error:
+                if error.status == 401 and self._credentials.refused():
+                    self._say("the new credential is not accepted; the old one stays")
+                    continue
+                self._note_refusal(error)
             except MailboatError as error:
                 self._note_refusal(error)
             except Exception as error:  # noqa: BLE001 - a defect here must not make the island look lost
@@ -84,13 +105,33 @@ class Heartbeat:
             "phase": self._status.phase,
             "reason": self._status.reason,
             "time": time.time(),
+            "active_requests": 0,  # a mirror serves none
         }
         reply = self._api.heartbeat(self._island, body)
+        self._credentials.accepted()
         self._seconds = max(0.05, reply.heartbeat_seconds)
         if reply.enabled != self.enabled:
             self.enabled = reply.enabled
             self._say(
                 "following the channel again" if reply.enabled else "disabled by the control plane: holding still"
             )
+        self._obey(reply)
         for command in reply.challenges:
             self._api.answer_challenge(self._island, command.challenge, answer(self._holding, command))
+
+    def _obey(self, reply: HeartbeatReply) -> None:
+        """Takes the orders that came with the answer."""
+        channel = reply.channel or self._home
+        if channel != self.channel:
+            self.channel = channel
+            self._say(
+                "pinned: following a channel of its own" if channel != self._home else f"following {channel} again"
+            )
+        if (reply.drain is not None) != self.draining:
+            self.draining = reply.drain is not None
+            why = f": {reply.drain}" if reply.drain else ""
+            self._say(f"draining{why}" if self.draining else "draining no more")
+        if reply.credential is not None:
+            self._credentials.offered(reply.credential)
+            self._say("got a new credential")
+            self._wake.set()  # tries it at once

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.client import Api, pause_before
-from mailboat.errors import ApiError, DiskFull, MailboatError, Unauthorised, Unreachable
+from mailboat.errors import ApiError, Conflict, DiskFull, MailboatError, Unauthorised, Unreachable
 from mailboat.island.engines.checkpoint import CheckpointEngine
 from mailboat.island.enrolment import credential
 from mailboat.island.export import Export
 from mailboat.island.heads import HeadRefused, Heads
 from mailboat.island.heartbeat import ERROR, IDLE, PREPARING, Heartbeat, Status
 from mailboat.island.holding import Holding, Say
+from mailboat.island.keys import Credentials
 from mailboat.island.link import EmulatedLink
 from mailboat.island.outbox import Outbox
 from mailboat.island.stop import Stop, Stopped
@@ -30,6 +31,7 @@ from mailboat.route import Documents
 
 POLL_SECONDS = 30.0
 LONGEST_BACKOFF = 30.0
+OTHER_CHANNEL = "other_channel"
 FETCH_AGAIN, REBUILD, AFRESH, CYCLE = 1, 2, 3, 8  # failures (modulo CYCLE) after which each remedy is used
 
 
@@ -66,7 +68,10 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
         engine = CheckpointEngine()
         enrolled = credential(store, api, options.token, engine=engine, stop=stop, say=say)
         api.token = enrolled.credential
-        island = Island(options, store, api, engine=engine, enrolled=enrolled, stop=stop, say=say)
+        credentials = Credentials(store, api)
+        island = Island(
+            options, store, api, engine=engine, enrolled=enrolled, credentials=credentials, stop=stop, say=say
+        )
         try:
             island.run()
         finally:
@@ -89,6 +94,7 @@ class Island:
         *,
         engine: CheckpointEngine,
         enrolled: Enrolment,
+        credentials: Credentials,
         stop: Stop,
         say: Say,
     ) -> None:
@@ -103,11 +109,20 @@ class Island:
         link = EmulatedLink(options.link_mbit, sleep=stop.sleep) if options.link_mbit else None
         self._holding = Holding(store, engine, documents, options.image, say)
         self._means = Means(api, documents, store, self._holding, self._status, stop, link, options.base, say)
+        self._channel = enrolled.channel
         self._heads = Heads(store, enrolled.run_id, enrolled.channel)
         self._outbox = Outbox(store, api, enrolled.island)
         self._export = Export(options.export) if options.export else None
         self._heartbeat = Heartbeat(
-            api, enrolled.island, self._holding, self._status, seconds=enrolled.heartbeat_seconds, stop=stop, say=say
+            api,
+            enrolled.island,
+            self._holding,
+            self._status,
+            credentials=credentials,
+            channel=enrolled.channel,
+            seconds=enrolled.heartbeat_seconds,
+            stop=stop,
+            say=say,
         )
         self._head: tuple[Envelope, str] | None = None
         self._trip: Trip | None = None
@@ -149,6 +164,7 @@ class Island:
         try:
             with self._stop.interruptible():
                 self._outbox.send()
+                self._turn()
                 self._read_head(self._patience())
             if not self._heartbeat.enabled:
                 with self._stop.interruptible():
@@ -159,10 +175,29 @@ class Island:
             self._move()
             with self._stop.interruptible():
                 self._outbox.send()
+        except Conflict as error:
+            if error.code != OTHER_CHANNEL:
+                self._fail(error)
+            else:  # pinned or set free a moment ago: the next heartbeat says where to go
+                self._heartbeat.wake()
+                with self._stop.interruptible():
+                    self._stop.sleep(0.2)
+            return False
         except (MailboatError, OSError) as error:
             self._fail(error)
             return False
         return True
+
+    def _turn(self) -> None:
+        """Follows the channel that the control plane named last. What is held stays until that channel's head is
+        read.
+        """
+        if self._channel == self._heartbeat.channel:
+            return
+        self._channel = self._heartbeat.channel
+        home = self._channel == self._enrolled.channel
+        self._heads = Heads(self._store, self._enrolled.run_id, self._channel, home=home)
+        self._head = None
 
     def _patience(self) -> float:
         """How long to wait for a newer head: after a failure only until the next try."""
@@ -174,7 +209,7 @@ class Island:
         """Reads the channel's head; whether it is news. A refused one raises, and what is held stays."""
         serial = Head.from_bytes(self._head[0].payload).serial if self._head else None
         etag = self._head[1] if self._head else None
-        answer = self._api.head(self._enrolled.run, self._enrolled.channel, after=serial, wait=wait, etag=etag)
+        answer = self._api.head(self._enrolled.run, self._channel, after=serial, wait=wait, etag=etag)
         if answer is None:
             if self._head is None and wait:
                 self._stop.sleep(min(1.0, wait))  # a server that has no head yet may answer at once

@@ -112,9 +112,8 @@ def test_phases_share_one_scale() -> None:
 
 
 def test_voyage_shows_how_far_an_island_has_come() -> None:
-    kinds = [cell.kind for cell in charts.voyage(7, 9, length=4)]
-    assert kinds == ["held", "here", "ahead", "ahead"]
-    assert [cell.kind for cell in charts.voyage(None, 1)] == ["ahead", "ahead"]
-    assert [cell.kind for cell in charts.voyage(2, 30, length=3)] == ["ahead"] * 3
-    assert [cell.kind for cell in charts.voyage(5, 3, length=2)] == ["held", "here"]
-    assert charts.voyage(3, None) == ()
+    assert charts.voyage(7, 9, length=4) == charts.Voyage(length=30, held=8, here=11)
+    assert charts.voyage(None, 1) == charts.Voyage(length=14, held=0, here=None)
+    assert charts.voyage(2, 30, length=3) == charts.Voyage(length=22, held=0, here=None)
+    assert charts.voyage(5, 3, length=2) == charts.Voyage(length=14, held=8, here=11)
+    assert charts.voyage(3, None) is None

@@ -9,7 +9,6 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from controlplane.dashboard.rows.fleet import lost_islands
 from controlplane.fleet import selectors
 from controlplane.fleet.models import Island
 from controlplane.registry import clock
@@ -113,7 +112,7 @@ def test_lost_islands_are_counted_as_they_are_derived(
     seen = None if beats is None else clock.now() - timedelta(seconds=60 * beats)
     Island.objects.update(last_seen_at=seen, enabled=enabled)
     derived = sum(row.health == "lost" for row in selectors.fleet(world.project))
-    assert lost_islands(world.project) == derived
+    assert selectors.lost_islands(world.project) == derived
 
 
 def test_names_are_escaped(world: World, owner: Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.test import Client
 
 from controlplane.jobs.models import Job
-from controlplane.registry.models import Version
 from tests import factories as make
 from tests.dashboard.conftest import World
 
@@ -79,8 +78,8 @@ def test_replay_starts_a_job_and_a_second_one_joins_it(world: World, owner: Clie
 
 
 def test_replay_of_what_is_not_ready_is_refused_in_words(world: World, owner: Client) -> None:
-    Version.objects.filter(run=world.run, number=3).update(state="validating", ready_at=None)
-    answer = owner.post(world.url("runs/demo/versions/3/replay/"), follow=True)
+    make.mk_version(world.run, 4, state="validating", parent=world.versions[-1])
+    answer = owner.post(world.url("runs/demo/versions/4/replay/"), follow=True)
     assert "only ready versions can be replayed" in answer.content.decode()
     assert not Job.objects.filter(state="queued").exists()
     assert owner.post(world.url("runs/demo/versions/77/replay/")).status_code == 404

@@ -208,6 +208,6 @@ def test_inspecting_a_mixed_tensor_names_every_encoding(tmp_path: Path) -> None:
     base, target = source({"t": ("U8", (3 * MIB,), bits)}), source({"t": ("U8", (3 * MIB,), after)})
     build_patch(base, target, tmp_path / "patch")
     (row,) = inspect([tmp_path / "patch"], base.inventory)["tensors"]
-    assert row["encoding"] in {"contextual+dense", "contextual+xor"}
+    assert set(row["encoding"].split("+")) in ({"contextual", "dense"}, {"contextual", "xor"})
     build_patch(base, base, tmp_path / "same")
     assert inspect([tmp_path / "same"])["tensors"][0]["encoding"] == "same"

@@ -89,10 +89,71 @@ def verify(island: Any) -> Any:
     from workers import runner
 
     job, _ = services.enqueue("verify", island.run, {"island": str(island.pk)}, f"verify:{island.pk}")
-    runner.run(str(job.pk))
-    job.refresh_from_db()
+    deadline = time.monotonic() + 30
+    while not job.finished:
+        assert time.monotonic() < deadline, "the job did not end"
+        runner.run(str(job.pk))  # not to be had while it waits for the answer
+        job.refresh_from_db()
+        time.sleep(0.02)
     island.refresh_from_db()
     return job
+
+
+def test_the_worker_is_free_while_an_island_does_not_answer(island: Any, unsent: list[str]) -> None:
+    """An island that is away must not hold the queue up for everybody else's checks."""
+    from controlplane.fleet.models import Challenge
+    from controlplane.jobs import services
+    from workers import runner
+
+    job, _ = services.enqueue("verify", island.run, {"island": str(island.pk)}, f"verify:{island.pk}")
+    started = time.monotonic()
+    runner.run(str(job.pk))
+    assert time.monotonic() - started < 10
+    job.refresh_from_db()
+    assert (job.state, job.owner, job.attempt) == ("queued", "", 1)
+    assert job.waiting_for == "the answer of island pier"
+    assert services.claim(job.pk, "somebody") is None
+    assert services.requeue_expired() == []
+    challenge = Challenge.objects.get(job=job)
+    assert challenge.state == "open"
+
+
+def test_an_answer_in_the_moment_of_parking_is_not_missed(island: Any, versions: Any, unsent: list[str]) -> None:
+    from controlplane.fleet import services as fleet
+    from controlplane.jobs import services
+    from workers import runner, verify
+
+    job, _ = services.enqueue("verify", island.run, {"island": str(island.pk)}, f"verify:{island.pk}")
+    waits = verify._waits
+
+    def answered_at_once(island: Any, challenge: Any, saved: Any, seconds: float) -> Any:
+        command = {
+            "version": challenge.version.number,
+            "digest": challenge.version.state_digest,
+            "nonce": challenge.nonce,
+            "ranges": challenge.ranges,
+        }
+        fleet.answer_challenge(island, challenge.pk, **honest(versions[1][1])(command))
+        return waits(island, challenge, saved, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "_waits", answered_at_once)
+        runner.run(str(job.pk))
+    job.refresh_from_db()
+    assert (job.state, job.waiting_for, job.not_before) == ("queued", "", None)
+    assert unsent.count(str(job.pk)) == 2
+    runner.run(str(job.pk))
+    job.refresh_from_db()
+    assert job.state == "succeeded", job.error
+
+
+def test_a_verification_that_waits_can_be_cancelled(island: Any) -> None:
+    from controlplane.jobs import services
+    from workers import runner
+
+    job, _ = services.enqueue("verify", island.run, {"island": str(island.pk)}, f"verify:{island.pk}")
+    runner.run(str(job.pk))
+    assert services.cancel(job, "owner").state == "cancelled"
 
 
 def test_an_island_that_holds_the_bytes_passes(island: Any, versions: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import measure
@@ -167,7 +168,7 @@ def test_a_damaged_blob_fails_the_version(run: Any, tmp_path: Path) -> None:
     arrays = first()
     zero = work_on(publish(run, arrays, 0, None, tmp_path))
     one = publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path)
-    path = blobs.path(run.pk, PatchPart.objects.get().blob.sha256)
+    path = blobs.store().path(run.pk, PatchPart.objects.get().blob.sha256)
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -232,14 +233,17 @@ def test_replay_names_the_version_and_the_tensor_that_differ(run: Any, tmp_path:
     one = work_on(publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path))
     # The record is forged so that it agrees with itself, but not with the patch.
     forged = measure(source(following(arrays, 3)))
-    digests, _ = blobs.write(run.pk, forged.digests_bytes())
+    digests, _ = blobs.store().write(run.pk, forged.digests_bytes())
     from mailboat.manifest import BlobRef, Manifest
 
-    manifest = Manifest.from_bytes(blobs.read(run.pk, one.manifest_sha256))
+    manifest = Manifest.from_bytes(blobs.store().read(run.pk, one.manifest_sha256))
     fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
     fields |= {"digests": BlobRef(digests, len(forged.digests_bytes())), "state": forged.digest}
-    sha256, _ = blobs.write(run.pk, Manifest(**fields).to_bytes())
-    type(one).objects.filter(pk=one.pk).update(manifest_sha256=sha256, state_digest=forged.digest)
+    sha256, _ = blobs.store().write(run.pk, Manifest(**fields).to_bytes())
+    with connection.cursor() as owner:  # only the database's owner can forge a record
+        owner.execute("ALTER TABLE registry_version DISABLE TRIGGER version_content")
+        type(one).objects.filter(pk=one.pk).update(manifest_sha256=sha256, state_digest=forged.digest)
+        owner.execute("ALTER TABLE registry_version ENABLE TRIGGER version_content")
     job = replay(run, 1)
     assert job.state == "failed"
     assert "version 1" in job.error
@@ -255,6 +259,21 @@ def test_the_blobs_of_a_built_version_are_a_checkpoint_for_anyone(run: Any, allo
     folder = tmp_path / "fetched"
     folder.mkdir()
     for file in zero.anchor.files:
-        (folder / file["path"]).write_bytes(blobs.read(run.pk, file["sha256"]))
+        (folder / file["path"]).write_bytes(blobs.store().read(run.pk, file["sha256"]))
     with Checkpoint.open(folder) as checkpoint:
         assert measure(checkpoint).digest == zero.state_digest
+
+
+def test_a_patch_leaves_statistics_per_tensor(run: Any, tmp_path: Path) -> None:
+    from controlplane.registry import blobs
+    from mailboat.patch.statistics import Statistics
+
+    arrays = first()
+    zero = work_on(publish(run, arrays, 0, None, tmp_path))
+    assert zero.state == "ready" and zero.statistics is None, "an anchor changes nothing"
+    one = work_on(publish(run, following(arrays, 2), 1, (arrays, zero), tmp_path))
+    assert one.statistics is not None
+    found = Statistics.from_bytes(blobs.store().read(run.pk, one.statistics.sha256))
+    assert len(found.changed) == one.inventory.tensors
+    assert found.changed.sum() == one.changed > 0
+    assert 0 < found.sizes.sum() < one.patch_bytes

@@ -1,5 +1,5 @@
-"""The fleet page's rows: heads, facets, islands and what needs attention. Health and sync status are derived by
-`fleet.selectors`, never here; this module only counts, filters and words them.
+"""The fleet page's rows: heads, facets and islands. Health and sync status are derived by `fleet`, never here; this
+module only counts, filters and words them. Only the page that is shown is put into words.
 """
 
 from __future__ import annotations
@@ -7,31 +7,38 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
-from urllib.parse import urlencode
 
-from django.conf import settings
-from django.db.models import Count, F, OuterRef, Q, Subquery
-from django.db.models.functions import Now
-from django.http import QueryDict
-from django.urls import reverse
+from django.db.models import Count, F, Q
 
-from controlplane.dashboard import badges
+from controlplane.dashboard import badges, wording
 from controlplane.dashboard.badges import Badge, badge
-from controlplane.fleet import selectors as fleet
-from controlplane.fleet.models import Challenge, Island
-from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, LOST_BEATS, Health, Sync
+from controlplane.dashboard.rows.filters import UNSEEN_WORDS, Filters, pause_of
+from controlplane.fleet.models import Island
+from controlplane.fleet.outline import Standing
+from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, Health, Sync
 from controlplane.registry.models import Channel, Project, Run, Version
 
 HEADS = 6
+MANY_OPTIONS = 200
 ALWAYS_COUNTED = ("healthy", "degraded", "lost", "current", "behind")
+COLUMNS = (
+    ("name", "Island", ""),
+    ("where", "Where", ""),
+    ("health", "Health", ""),
+    ("sync", "Sync", ""),
+    ("version", "Version", ""),
+    ("skew", "Skew", ""),
+    ("patch", "Last patch", "end"),
+    ("pause", "Last pause", "end"),
+    ("seen", "Last seen", "end"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class IslandRow:
-    """An island in the fleet's table. `version` is the verified one; `head` is its channel's."""
+    """An island in the fleet's table. `version` is the verified one; `head` is what it should hold."""
 
     id: uuid.UUID
     name: str
@@ -39,35 +46,18 @@ class IslandRow:
     region: str
     engine: str
     run: str
-    health_key: str
-    sync_key: str
     health: Badge
     sync: Badge
+    is_healthy: bool  # nothing to add to the word; so with the sync status
+    sync_is_plain: bool
     version: int | None
     head: int | None
     skew_versions: int | None
     behind_since: datetime | None
     patch_bytes: int | None
     full_bytes: int | None
+    pause: float | None
     last_seen_at: datetime | None
-    clock_is_off: bool
-    failed_sync: str
-    failed_verify: bool
-
-    @property
-    def is_healthy(self) -> bool:
-        """True when its health needs no more words."""
-        return self.health_key == Health.HEALTHY and not self.clock_is_off
-
-    @property
-    def is_current(self) -> bool:
-        """True when its sync status needs no more words."""
-        return self.sync_key == Sync.CURRENT
-
-    @property
-    def skew_ahead(self) -> int:
-        """Versions in front of the head, after a rollback."""
-        return -(self.skew_versions or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,90 +95,84 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A filter with more than one possible value."""
+    """A filter with more than one possible value: pairs of value and word."""
 
     name: str
     label: str
-    options: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
     chosen: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that needs a person."""
+class Column:
+    """A heading that sorts. `direction` is the value of aria-sort."""
 
-    key: str
-    badge: Badge
-    what: str
+    word: str
     address: str
+    direction: str
+    place: str
 
 
-def island_rows(project: Project, now: datetime, only: uuid.UUID | None = None) -> list[IslandRow]:
-    """All islands of the project by name, or one of them."""
-    answers = Challenge.objects.filter(island_id=OuterRef("pk"), state__in=["passed", "failed"]).order_by("-created_at")
-    chosen = (
-        fleet.islands(project)
-        .defer("channel__version__envelope", "verified_version__envelope")
-        .annotate(last_answer=Subquery(answers.values("state")[:1]))
-    )
-    if only is not None:
-        chosen = chosen.filter(pk=only)
-    return [_row(found, found.island, now) for found in fleet.rows(chosen)]
-
-
-def _row(found: fleet.FleetRow, island: Any, now: datetime) -> IslandRow:
-    """Word one derived row. `island` carries the annotations of `island_rows`."""
-    held = island.verified_version
-    skew = found.skew_versions
-    if found.sync == Sync.AHEAD and found.version is not None and found.target is not None:
-        skew = found.target - found.version
+def island_row(found: Standing, now: datetime) -> IslandRow:
+    """Word one derived row."""
+    island = found.island
+    clock_is_off = abs(island.clock_skew_seconds or 0) > CLOCK_TOLERANCE_SECONDS
     return IslandRow(
-        id=island.pk,
+        id=island.id,
         name=island.name,
         provider=island.provider,
         region=island.region,
         engine=island.engine,
-        run=island.run.name,
-        health_key=found.health,
-        sync_key=found.sync,
-        health=badge(badges.HEALTH, found.health, _health_reason(found)),
+        run=island.run_name,
+        health=badge(badges.HEALTH, found.health, health_reason(found)),
         sync=badge(badges.SYNC, found.sync, found.sync_reason),
+        is_healthy=found.health == Health.HEALTHY and not clock_is_off,
+        sync_is_plain=found.sync in (Sync.CURRENT, Sync.PINNED)
+        or (found.sync == Sync.BEHIND and not island.last_error),
         version=found.version,
         head=found.target,
-        skew_versions=skew,
+        skew_versions=found.skew_versions,
         behind_since=now - timedelta(seconds=found.skew_seconds or 0),
         patch_bytes=island.last_patch_bytes,
-        full_bytes=held.full_bytes if held else None,
+        full_bytes=found.full_bytes,
+        pause=pause_of(found),
         last_seen_at=island.last_seen_at,
-        clock_is_off=abs(island.clock_skew_seconds or 0) > CLOCK_TOLERANCE_SECONDS,
-        failed_sync=island.last_error,
-        failed_verify=island.last_answer == Challenge.State.FAILED,
     )
 
 
-def _health_reason(found: fleet.FleetRow) -> str:
+def health_reason(found: Standing) -> str:
     """The reason without a count of seconds: the page counts them itself, and a page must not change each second."""
     if found.health == Health.LOST and found.island.last_seen_at is not None:
         return "Its heartbeats have stopped."
     if found.health == Health.DEGRADED and found.island.phase not in (Island.Phase.ERROR, Island.Phase.FENCED):
         return "Its heartbeats are late."
+    if found.health == Health.DRAINING:
+        return drain_words(found.island.active_requests, found.drained)
     return found.health_reason
 
 
-def lost_islands(project: Project) -> int:
-    """How many islands of the project are lost: the number in the title and on the favicon of every page.
+def drain_words(active: int | None, drained: bool) -> str:
+    """How far a drain is, without the seconds that are left."""
+    if drained:
+        left = active or 0
+        return f"Drained; {wording.plural(left, 'request')} given up at the deadline." if left else "Drained."
+    return "Draining." if active is None else f"Draining: {wording.plural(active, 'request')} active."
 
-    The same rule as `fleet.status.health`, counted by the database: it is asked for with each poll.
-    """
-    silence = timedelta(seconds=LOST_BEATS * settings.MAILBOAT_HEARTBEAT_SECONDS)
-    silent = Q(last_seen_at=None) | Q(last_seen_at__lt=Now() - silence)
-    return Island.objects.filter(silent, project=project, enabled=True).count()
+
+def columns(chosen: Filters) -> list[Column]:
+    """The headings of the table."""
+    return [Column(word, chosen.by(name), chosen.direction(name), place) for name, word, place in COLUMNS]
 
 
 def heads(project: Project) -> list[HeadRow]:
     """The channels that moved last, with how many of their islands have arrived."""
     arrived = Q(islands__verified_version=F("version"))
-    channels = Channel.objects.filter(run__project=project).select_related("run", "version").defer("version__envelope")
+    channels = (
+        Channel.objects.filter(run__project=project)
+        .exclude(name__startswith=Channel.PINS)
+        .select_related("run", "version")
+        .defer("version__envelope", "version__side_files", "head_envelope")
+    )
     counted = channels.annotate(followers=Count("islands"), arrived=Count("islands", filter=arrived))
     return [
         HeadRow(channel.run, channel.name, channel.version, channel.followers, channel.arrived)
@@ -196,49 +180,12 @@ def heads(project: Project) -> list[HeadRow]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """What the address asks for; empty means anything."""
-
-    health: str = ""
-    sync: str = ""
-    run: str = ""
-    provider: str = ""
-    region: str = ""
-
-    @classmethod
-    def of(cls, query: QueryDict) -> Filters:
-        """Read the address; what it doesn't know, it ignores."""
-        return cls(**{field.name: query.get(field.name, "") for field in fields(cls)})
-
-    @property
-    def any(self) -> bool:
-        """True when something is asked for."""
-        return any(getattr(self, field.name) for field in fields(self))
-
-    def query(self, **changes: str) -> str:
-        """An address with these filters, some of them changed."""
-        wanted = {field.name: getattr(replace(self, **changes), field.name) for field in fields(self)}
-        return "?" + urlencode({name: value for name, value in wanted.items() if value})
-
-    def matches(self, row: IslandRow) -> bool:
-        """True when the island is asked for."""
-        pairs = (
-            (self.health, row.health_key),
-            (self.sync, row.sync_key),
-            (self.run, row.run),
-            (self.provider, row.provider),
-            (self.region, row.region),
-        )
-        return all(not wanted or wanted == found for wanted, found in pairs)
-
-
-def facets(rows: Sequence[IslandRow], chosen: Filters) -> list[Facet]:
+def facets(rows: Sequence[Standing], chosen: Filters, now: datetime) -> list[Facet]:
     """Counts per health and per sync status as links. Counts follow the other filters, not their own axis."""
     found = [Facet("All", len(rows), "?", not chosen.any)]
     for axis, table in (("health", badges.HEALTH), ("sync", badges.SYNC)):
         others = replace(chosen, **{axis: ""})
-        counted = Counter(getattr(row, f"{axis}_key") for row in rows if others.matches(row))
+        counted = Counter([str(getattr(row, axis)) for row in others.of_them(rows, now)])
         for key, known in table.items():
             current = getattr(chosen, axis) == key
             if counted[key] or current or key in ALWAYS_COUNTED:
@@ -247,48 +194,19 @@ def facets(rows: Sequence[IslandRow], chosen: Filters) -> list[Facet]:
     return found
 
 
-def choices(rows: Sequence[IslandRow], chosen: Filters) -> list[Choice]:
+def choices(rows: Sequence[Standing], chosen: Filters) -> list[Choice]:
     """Filters whose values differ between islands."""
     found = []
-    for name, label in (("run", "Run"), ("provider", "Provider"), ("region", "Region")):
-        options = tuple(sorted({getattr(row, name) for row in rows} - {""}))
+    for name, label, values in (
+        ("run", "Run", {row.island.run_name for row in rows}),
+        ("provider", "Provider", {row.island.provider for row in rows}),
+        ("region", "Region", {row.island.region for row in rows}),
+    ):
+        options = sorted(values - {""})[:MANY_OPTIONS]
         if len(options) > 1 or getattr(chosen, name):
-            found.append(Choice(name, label, options, getattr(chosen, name)))
+            found.append(Choice(name, label, tuple((value, value) for value in options), getattr(chosen, name)))
+    held = sorted({row.version for row in rows if row.version is not None}, reverse=True)[:MANY_OPTIONS]
+    if len(held) > 1 or chosen.version:
+        found.append(Choice("version", "Version", tuple((str(n), f"v{n}") for n in held), chosen.version))
+    found.append(Choice("unseen", "Not seen for", tuple(UNSEEN_WORDS.items()), chosen.unseen))
     return found
-
-
-def attention(project: Project, rows: Sequence[IslandRow]) -> list[Finding]:
-    """What needs a person, worst first: lost, failed verifications, degraded, runs that end in a failed version."""
-    found: list[Finding] = []
-    for row in rows:
-        address = reverse("dashboard:island", args=[project.slug, row.id])
-        if row.health_key == "lost":
-            found.append(Finding(f"lost-{row.id}", row.health, row.name, address))
-        if row.failed_verify:
-            words = "The last verification failed: what the island holds is not what the record says."
-            found.append(
-                Finding(f"verify-{row.id}", Badge("Verification failed", "lost", "bad", words), row.name, address)
-            )
-        if row.health_key == "degraded":
-            found.append(Finding(f"degraded-{row.id}", row.health, row.name, address))
-        elif row.failed_sync and row.health_key == "healthy":
-            found.append(
-                Finding(f"sync-{row.id}", Badge("Sync failed", "warn", "warn", row.failed_sync), row.name, address)
-            )
-    found += [
-        Finding(
-            f"version-{version.pk}",
-            Badge("Version failed", "lost", "bad", version.reason),
-            f"{version.run.name} v{version.number}",
-            reverse("dashboard:version", args=[project.slug, version.run.name, version.number]),
-        )
-        for version in _failed_ends(project)
-    ]
-    return sorted(found, key=lambda finding: finding.badge.tone != "bad")
-
-
-def _failed_ends(project: Project) -> list[Version]:
-    """Runs whose newest version failed: the trainer may be stuck behind it."""
-    newest = Version.objects.filter(run_id=OuterRef("run_id")).order_by("-number").values("number")[:1]
-    found = Version.objects.filter(run__project=project, state=Version.State.FAILED, number=Subquery(newest))
-    return list(found.select_related("run").defer("envelope"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from controlplane.accounts import selectors as accounts
 from controlplane.dashboard import badges, charts, wording
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
@@ -76,6 +78,16 @@ def challenge_rows(island: Island) -> list[ChallengeRow]:
         )
         for challenge in found
     ]
+
+
+def credential(island: Island, now: datetime) -> Badge | None:
+    """Where the island's credential stands; None when it has none."""
+    if island.token is None:
+        return None
+    found = accounts.standing(island.token, now)
+    if island.rotation_asked_at is not None and found.works:
+        return Badge("Rotating", "turn", "busy", "The new one goes out with the next heartbeat.")
+    return badge(badges.TOKEN, found.state, found.reason)
 
 
 def enrolment(project: Project, pk: int) -> EnrolmentToken:

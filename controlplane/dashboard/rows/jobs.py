@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Q
@@ -14,8 +14,10 @@ from django.urls import reverse
 from controlplane.dashboard import badges, wording
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.fleet.models import Island
-from controlplane.jobs.models import Job, JobEvent
-from controlplane.registry.models import Version
+from controlplane.jobs import selectors
+from controlplane.jobs.models import Job, JobEvent, Worker
+from controlplane.registry import clock
+from controlplane.registry.models import Project, Version
 
 LISTED = 20
 TITLES = {"build": "Build", "validate": "Validation", "replay": "Replay", "verify": "Verification"}
@@ -71,7 +73,7 @@ def _subject(job: Job, names: Mapping[str, str]) -> tuple[str, str]:
 
 def _progress(job: Job) -> str:
     if job.state == Job.State.QUEUED:
-        return "Waiting for a worker"
+        return f"Waiting for {job.waiting_for}" if job.waiting_for else "Waiting for a worker"
     if not job.total:
         return "Started"
     if job.unit in ("bytes", "B"):
@@ -124,14 +126,55 @@ class LogLine:
 _TONES = {JobEvent.Level.WARNING.value: "warn", JobEvent.Level.ERROR.value: "bad"}
 
 
-def log_lines(events: Sequence[JobEvent], level: str) -> list[LogLine]:
-    """The lines of at least this level."""
-    order = list(JobEvent.Level.values)
-    least = order.index(level) if level in order else 0
+def log_lines(events: Sequence[JobEvent]) -> list[LogLine]:
+    """Lines with their tone."""
+    return [LogLine(event.pk, event.at, event.level, event.message, _TONES.get(event.level, "")) for event in events]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue for people. `oldest_since` is when its oldest job that could start began to wait."""
+
+    queue: selectors.QueueRow
+    oldest_since: datetime | None
+    starved: bool
+
+
+def queue_rows(project: Project) -> list[QueueRow]:
+    """The queues: the project's jobs in them, and who serves them."""
+    now = clock.now()
     return [
-        LogLine(event.pk, event.at, event.level, event.message, _TONES.get(event.level, ""))
-        for event in events
-        if event.level not in order or order.index(event.level) >= least
+        QueueRow(
+            queue=row,
+            oldest_since=None if row.oldest_seconds is None else now - timedelta(seconds=row.oldest_seconds),
+            starved=row.queued > 0 and not row.workers,
+        )
+        for row in selectors.queues(project)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker for people. `job` is the project's own; `busy` that it works at all."""
+
+    worker: Worker
+    state: Badge
+    job: Job | None
+    busy: bool
+    versions: tuple[tuple[str, str], ...]
+
+
+def worker_rows(project: Project) -> list[WorkerRow]:
+    """Workers by name. The reason leaves out the seconds, which the page would change with each poll."""
+    return [
+        WorkerRow(
+            worker=row.worker,
+            state=badge(badges.WORKER, row.state, "Its signs of life have stopped." if row.state == "lost" else ""),
+            job=row.job,
+            busy=row.busy,
+            versions=tuple(sorted(row.worker.versions.items())),
+        )
+        for row in selectors.workers(project)
     ]
 
 

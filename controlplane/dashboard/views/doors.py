@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts import selectors as accounts
+from controlplane.accounts.login import LoginForm
 from controlplane.dashboard.access import PageRequest, sign_in
 
 MAX_ON_BADGE = 99
@@ -22,6 +24,14 @@ class Door(LoginView):
     template_name = "dashboard/login.html"
     redirect_authenticated_user = True
     extra_context = {"title": "Log in", "lost": 0}
+    form_class = LoginForm
+
+    def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
+        """The page again; 429 with the time to wait after too many tries."""
+        answer = super().form_invalid(form)
+        if isinstance(form, LoginForm) and form.retry_after is not None:
+            answer.status_code, answer["Retry-After"] = 429, str(form.retry_after)
+        return answer
 
 
 @require_safe

@@ -15,25 +15,35 @@ from controlplane.dashboard.forms import RegisterForm
 from controlplane.dashboard.pages import page
 from controlplane.dashboard.rows import fleet as fleet_rows
 from controlplane.dashboard.rows import islands as rows
-from controlplane.fleet import selectors
+from controlplane.dashboard.rows import skew, timeline
+from controlplane.fleet import outline, selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import EnrolmentToken
 from controlplane.jobs import triggers
 from controlplane.registry import clock
 from controlplane.registry.errors import Refusal
+from mailboat.identity import fingerprint
 
 
 @require_safe
 @member
 def island(request: PageRequest, island: uuid.UUID) -> HttpResponse:
-    """One island: state, facts, syncs, verifications."""
-    found = selectors.island(request.seat.project, island)
-    (row,) = fleet_rows.island_rows(request.seat.project, clock.now(), only=found.pk)
+    """One island: state, facts, what it was told to do, syncs, verifications, and all that happened to it."""
+    project = request.seat.project
+    found = selectors.island(project, island)
+    now = clock.now()
+    (standing,) = outline.standings(project, only=found.pk)
+    strip = skew.strips([(found.pk, found.run_id)], skew.WINDOWS["1d"], now)[found.pk]
     context = {
         "island": found,
-        "row": row,
+        "row": fleet_rows.island_row(standing, now),
+        "drained": standing.drained,
+        "fingerprint": fingerprint(found.public_key) if found.public_key else "",
+        "credential": rows.credential(found, now),
+        "strip": strip,
         "syncs": rows.sync_rows(found),
         "challenges": rows.challenge_rows(found),
+        "events": timeline.timeline(found),
     }
     return page(request, "dashboard/island.html", context, title=found.name, tab="fleet")
 

@@ -17,8 +17,10 @@ from controlplane.dashboard.rows import jobs as rows
 from controlplane.dashboard.rows.fleet import Facet
 from controlplane.jobs import selectors, services
 from controlplane.jobs.models import Job, JobEvent
+from controlplane.registry.errors import Refusal
 
 PAGE = 30
+RERUN_FROM = (Job.State.FAILED, Job.State.CANCELLED)
 
 
 @require_safe
@@ -53,6 +55,8 @@ def jobs(request: PageRequest) -> HttpResponse:
         "filtered": bool(state or kind or number > 1),
         "older": address(number + 1) if len(shown) > PAGE else "",
         "newer": address(number - 1) if number > 1 else "",
+        "queues": rows.queue_rows(project),
+        "overdue": rows.job_rows(selectors.overdue(project)),
     }
     return page(request, "dashboard/jobs.html", context, title="Jobs", tab="jobs")
 
@@ -70,7 +74,8 @@ def job(request: PageRequest, job: uuid.UUID) -> HttpResponse:
         "job": found,
         "row": row,
         "result": rows.result_facts(found.result),
-        "events": rows.log_lines(selectors.events(found), level),
+        "events": rows.log_lines(selectors.events(found, level=level)),
+        "again": found.state in RERUN_FROM and found.kind in services.RERUNNABLE,
         "levels": [
             {"address": f"?level={key}" if key else "?", "word": word, "chosen": key == level} for key, word in words
         ],
@@ -95,3 +100,26 @@ def cancel(request: PageRequest, job: uuid.UUID) -> HttpResponse:
             request, "The job is cancelled." if done else "Asked the worker to stop; it ends at its next step."
         )
     return redirect("dashboard:job", request.seat.project.slug, found.pk)
+
+
+@require_POST
+@member
+@operator
+def rerun(request: PageRequest, job: uuid.UUID) -> HttpResponse:
+    """Queue the same work again; it is a job of its own."""
+    found = selectors.job(request.seat.project, job)
+    try:
+        again, fresh = services.rerun(found, request.user.get_username())
+    except Refusal as refusal:
+        messages.error(request, refusal.detail)
+        return redirect("dashboard:job", request.seat.project.slug, found.pk)
+    messages.success(request, "Queued again." if fresh else "This work is already under way; here it is.")
+    return redirect("dashboard:job", request.seat.project.slug, again.pk)
+
+
+@require_safe
+@member
+def workers(request: PageRequest) -> HttpResponse:
+    """Who works on jobs, with which device and versions; and what runs by the clock."""
+    context = {"workers": rows.worker_rows(request.seat.project), "schedule": selectors.schedule()}
+    return page(request, "dashboard/workers.html", context, title="Workers", tab="jobs")

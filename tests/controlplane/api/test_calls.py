@@ -172,7 +172,8 @@ def test_versions_are_paginated(run: Run, token: Callable[..., Api]) -> None:
     series(run, 5)
     api = token("viewer")
     first = api.get("runs/minilm/versions?limit=2").json()
-    assert [row["number"] for row in first["results"]] == [4, 3] and first["next"] == 3
+    assert [row["number"] for row in first["results"]] == [4, 3]
+    assert api.get(f"runs/minilm/versions?limit=3&cursor={first['next']}").json()["next"] is None
     rest = api.get("runs/minilm/versions?limit=9&before=3").json()
     assert [row["number"] for row in rest["results"]] == [2, 1, 0] and rest["next"] is None
     assert api.get("runs/minilm/versions?state=failed").json()["results"] == []

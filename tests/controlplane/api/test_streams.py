@@ -89,7 +89,7 @@ def test_a10_a_connection_that_breaks_loses_nothing_that_arrived(run: Run, publi
     link.endheaders()
     link.send(data[: 2 * MIB + 5])
     upload = Upload.objects.get()
-    wait_for(lambda: blobs.upload_offset(run.pk, upload.pk) >= MIB)
+    wait_for(lambda: blobs.store().upload_offset(run.pk, upload.pk) >= MIB)
     link.close()
     wait_for(lambda: Upload.objects.get().offset >= MIB)
     offset = int(publisher("HEAD", path)[1]["upload-offset"])
@@ -167,7 +167,7 @@ def test_two_feeders_of_one_upload_do_not_mix(run: Run, publisher: Http) -> None
         answers = list(pool.map(lambda _: publisher("PATCH", path, data, Upload_Offset="0")[0], range(2)))
     assert 204 in answers and set(answers) <= {204, 404, 409}
     sha256 = hashlib.sha256(data).hexdigest()
-    assert hashlib.sha256(blobs.path(run.pk, sha256).read_bytes()).hexdigest() == sha256
+    assert hashlib.sha256(blobs.store().path(run.pk, sha256).read_bytes()).hexdigest() == sha256
 
 
 # Downloads
@@ -223,7 +223,7 @@ def test_etags(publisher: Http, blob: tuple[str, bytes]) -> None:
 
 
 def test_a24_a_damaged_blob_is_never_served(run: Run, publisher: Http, blob: tuple[str, bytes]) -> None:
-    blobs.path(run.pk, blob[0][-64:]).write_bytes(b"short")
+    blobs.store().path(run.pk, blob[0][-64:]).write_bytes(b"short")
     status, _, body = publisher("GET", blob[0])
     assert status == 500 and b"blob_damaged" in body
 
@@ -304,7 +304,7 @@ def test_no_head_yet_is_204(publisher: Http) -> None:
 def test_head_with_etag(run: Run, publisher: Http) -> None:
     ready(run, 0)
     status, headers, body = publisher("GET", HEAD)
-    assert status == 200 and body == blobs.head_path(run.pk, "latest").read_bytes()
+    assert status == 200 and body == blobs.store().head_path(run.pk, "latest").read_bytes()
     assert publisher("GET", HEAD, If_None_Match=headers["etag"])[0] == 304
     assert publisher("GET", HEAD + "?after=1&wait=1", If_None_Match=headers["etag"])[0] == 304
     assert publisher("GET", HEAD + "?after=0&wait=60")[0] == 200

@@ -131,9 +131,9 @@ def test_a21_a_blob_that_lost_its_file_or_size_is_missing(run: Run) -> None:
     built = build(run, 0)
     upload(run, built)
     digest = built.manifest.digests.sha256
-    blobs.path(run.pk, digest).write_bytes(b"short")
+    blobs.store().path(run.pk, digest).write_bytes(b"short")
     assert refused(run, built, "missing_parts").extra["missing"][0]["name"] == "digests"
-    blobs.path(run.pk, digest).unlink()
+    blobs.store().path(run.pk, digest).unlink()
     refused(run, built, "missing_parts")
     upload(run, built)
     assert send(run, built)[1]
@@ -250,7 +250,7 @@ def test_anchors_stay_in_their_folder(run: Run, path: str) -> None:
 def test_the_manifest_becomes_a_blob(run: Run) -> None:
     version = commit(run, 0)
     assert Blob.objects.filter(run=run, sha256=version.manifest_sha256).exists()
-    assert blobs.read(run.pk, version.manifest_sha256)
+    assert blobs.store().read(run.pk, version.manifest_sha256)
 
 
 def test_an_empty_patch_is_a_version_of_its_own(run: Run) -> None:

@@ -39,7 +39,7 @@ def test_ready_moves_latest_and_writes_its_head(run: Run) -> None:
 def test_head_lies_beside_the_blobs_once_it_is_committed(run: Run) -> None:
     ready(run, 0)
     channel = Channel.objects.get(run=run, name="latest")
-    assert blobs.head_path(run.pk, "latest").read_bytes() == heads.encoded(channel.head_envelope)
+    assert blobs.store().head_path(run.pk, "latest").read_bytes() == heads.encoded(channel.head_envelope)
 
 
 def test_a20_head_is_not_written_when_the_move_is_rolled_back(run: Run) -> None:
@@ -48,7 +48,7 @@ def test_a20_head_is_not_written_when_the_move_is_rolled_back(run: Run) -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
         services.mark_ready(version)
         raise RuntimeError
-    assert not blobs.head_path(run.pk, "latest").exists()
+    assert not blobs.store().head_path(run.pk, "latest").exists()
     assert Channel.objects.get(run=run).version is None
 
 
@@ -67,7 +67,7 @@ def test_renewal_keeps_the_serial(run: Run) -> None:
 def test_renewal_puts_a_lost_file_back(run: Run) -> None:
     ready(run, 0)
     services.renew_heads()
-    assert blobs.head_path(run.pk, "latest").exists()
+    assert blobs.store().head_path(run.pk, "latest").exists()
 
 
 def test_n_plus_1_is_never_ready_before_n(run: Run) -> None:
@@ -121,7 +121,7 @@ def test_a_cancelled_job_fails_its_version(run: Run) -> None:
 
 @pytest.mark.parametrize("state", ["ready", "retired", "failed", "building"])
 def test_transitions_name_the_expected_state(run: Run, state: str) -> None:
-    version = ready(run, 0)
+    version = commit(run, 0)
     Version.objects.filter(pk=version.pk).update(state=state)
     with pytest.raises(WrongState):
         services.mark_ready(version)

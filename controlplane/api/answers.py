@@ -1,0 +1,396 @@
+"""What the API answers, for the schema. `representations` makes these; tests compare the two with every example."""
+
+from __future__ import annotations
+
+from rest_framework import serializers as drf
+
+from controlplane.api.people_answers import Orders
+from controlplane.fleet.models import Island, SyncReport
+from controlplane.jobs.models import Job, JobEvent
+from controlplane.registry.models import Run as RunRow
+from controlplane.registry.models import Version as VersionRow
+
+
+def page_of(kind: type[drf.Serializer]) -> type[drf.Serializer]:
+    """A page of a list of these."""
+    fields = {
+        "__doc__": f"A page of {kind.__name__}.",
+        "results": kind(many=True),
+        "next": drf.CharField(allow_null=True, help_text="The cursor of the rows that follow; null on the last page."),
+    }
+    return type(f"{kind.__name__}Page", (drf.Serializer,), fields)
+
+
+class Problem(drf.Serializer):
+    """A refusal (RFC 9457); docs/api/problems.md lists the codes and what some of them carry besides."""
+
+    type = drf.CharField()
+    title = drf.CharField()
+    status = drf.IntegerField()
+    code = drf.CharField()
+    detail = drf.CharField()
+
+
+class BlobRef(drf.Serializer):
+    """A blob by name and size."""
+
+    sha256 = drf.CharField()
+    size = drf.IntegerField()
+
+
+class File(drf.Serializer):
+    """A file of an anchor."""
+
+    path = drf.CharField()
+    sha256 = drf.CharField()
+    size = drf.IntegerField()
+
+
+class Name(drf.Serializer):
+    """A blob by name."""
+
+    sha256 = drf.CharField()
+
+
+# Runs
+
+
+class RunSettings(drf.Serializer):
+    """What operators set; null stands for no limit and never."""
+
+    announce = drf.ChoiceField(RunRow.Announce.choices)
+    keep_versions = drf.IntegerField(allow_null=True)
+    keep_days = drf.IntegerField(allow_null=True)
+    anchor_every = drf.IntegerField(allow_null=True)
+    staleness_versions = drf.IntegerField(allow_null=True)
+    staleness_seconds = drf.IntegerField(allow_null=True)
+
+
+class EpochNumber(drf.Serializer):
+    """An epoch by its number."""
+
+    number = drf.IntegerField()
+
+
+class ReadyVersion(drf.Serializer):
+    """A version that islands may hold."""
+
+    number = drf.IntegerField()
+    state_digest = drf.CharField()
+
+
+class Run(drf.Serializer):
+    """A run and where it stands."""
+
+    id = drf.UUIDField()
+    name = drf.CharField()
+    served_format = drf.CharField()
+    announce = drf.ChoiceField(RunRow.Announce.choices)
+    settings = RunSettings()
+    epoch = EpochNumber()
+    latest_ready = ReadyVersion(allow_null=True)
+    created_at = drf.DateTimeField()
+
+
+class Epoch(drf.Serializer):
+    """A stretch of a run without a rewind."""
+
+    number = drf.IntegerField()
+    from_version = drf.IntegerField(allow_null=True)
+    reason = drf.CharField(allow_blank=True)
+    created_at = drf.DateTimeField()
+
+
+class Channel(drf.Serializer):
+    """Where a channel points."""
+
+    run = drf.CharField()
+    channel = drf.CharField()
+    version = drf.IntegerField(allow_null=True)
+    state_digest = drf.CharField(allow_null=True)
+    serial = drf.IntegerField()
+    generation = drf.IntegerField()
+    protected = drf.BooleanField()
+    expires_at = drf.DateTimeField(allow_null=True)
+
+
+# Blobs
+
+
+class Part(drf.Serializer):
+    """A stretch of an upload to PUT straight to the blob store."""
+
+    index = drf.IntegerField()
+    offset = drf.IntegerField()
+    size = drf.IntegerField()
+    url = drf.CharField()
+
+
+class BlobStanding(drf.Serializer):
+    """Whether the run has a blob; if not, the upload to feed, where it stands, and its parts that are missing."""
+
+    exists = drf.BooleanField()
+    upload = drf.UUIDField(required=False)
+    offset = drf.IntegerField(required=False)
+    parts = Part(many=True, required=False)
+
+
+# Versions
+
+
+class Parent(drf.Serializer):
+    """The version that a patch starts from."""
+
+    number = drf.IntegerField()
+    state = drf.CharField(allow_null=True)
+
+
+class VersionInShort(drf.Serializer):
+    """A version in a list: the same size however many tensors and files it has."""
+
+    number = drf.IntegerField()
+    epoch = drf.IntegerField()
+    state = drf.ChoiceField(VersionRow.State.choices)
+    reason = drf.CharField(allow_blank=True)
+    state_digest = drf.CharField(allow_null=True)
+    parent = Parent(allow_null=True)
+    manifest = Name(allow_null=True)
+    inventory = Name(allow_null=True)
+    digests = Name(allow_null=True)
+    statistics = BlobRef(allow_null=True)
+    elements = drf.IntegerField(allow_null=True)
+    changed = drf.IntegerField(allow_null=True)
+    full_bytes = drf.IntegerField(allow_null=True)
+    patch_bytes = drf.IntegerField(allow_null=True)
+    anchored = drf.BooleanField()
+    step = drf.IntegerField(allow_null=True)
+    published_by = drf.CharField()
+    committed_at = drf.DateTimeField()
+    ready_at = drf.DateTimeField(allow_null=True)
+    job = drf.UUIDField(allow_null=True)
+
+
+class PatchFiles(drf.Serializer):
+    """The parts of a step patch."""
+
+    parts = BlobRef(many=True)
+
+
+class AnchorFiles(drf.Serializer):
+    """A full checkpoint."""
+
+    files = File(many=True)
+
+
+class Version(VersionInShort):
+    """A version with the files that it is made of."""
+
+    patch = PatchFiles(allow_null=True)
+    anchor = AnchorFiles(allow_null=True)
+
+
+class Signature(drf.Serializer):
+    """A signature of an envelope."""
+
+    keyid = drf.CharField(allow_blank=True)
+    sig = drf.CharField()
+
+
+class Envelope(drf.Serializer):
+    """A DSSE envelope; docs/format/manifest.md describes the payloads."""
+
+    payloadType = drf.CharField()  # noqa: N815  DSSE's name
+    payload = drf.CharField()
+    signatures = Signature(many=True)
+
+
+class PlanStep(drf.Serializer):
+    """One step of a route: an anchor (`version`, `files`) or a patch (`from`, `to`, `parts`)."""
+
+    kind = drf.ChoiceField(["anchor", "patch"])
+    manifest = drf.CharField()
+    version = drf.IntegerField(required=False)
+    files = File(many=True, required=False)
+    to = drf.IntegerField(required=False)
+    parts = BlobRef(many=True, required=False)
+
+    def get_fields(self) -> dict[str, drf.Field]:
+        """`from` is a word of Python's."""
+        return {**super().get_fields(), "from": drf.IntegerField(required=False)}
+
+
+class Plan(drf.Serializer):
+    """A route from what is held to a version."""
+
+    to = drf.IntegerField()
+    bytes = drf.IntegerField()
+    steps = PlanStep(many=True)
+
+    def get_fields(self) -> dict[str, drf.Field]:
+        """`from` is a word of Python's."""
+        return {"from": drf.IntegerField(allow_null=True), **super().get_fields()}
+
+
+# Jobs
+
+
+class Event(drf.Serializer):
+    """A line of a job's log."""
+
+    at = drf.DateTimeField()
+    level = drf.ChoiceField(JobEvent.Level.choices)
+    message = drf.CharField(allow_blank=True)
+
+
+class JobInShort(drf.Serializer):
+    """Background work."""
+
+    id = drf.UUIDField()
+    kind = drf.ChoiceField(Job.Kind.choices)
+    run = drf.CharField(allow_null=True)
+    state = drf.ChoiceField(Job.State.choices)
+    params = drf.DictField()
+    attempt = drf.IntegerField()
+    waiting_for = drf.CharField(allow_null=True)
+    rerun_of = drf.UUIDField(allow_null=True)
+    owner = drf.CharField(allow_null=True)
+    done = drf.IntegerField()
+    total = drf.IntegerField(allow_null=True)
+    unit = drf.CharField(allow_blank=True)
+    result = drf.DictField(allow_null=True)
+    error = drf.CharField(allow_null=True)
+    requested_by = drf.CharField()
+    queued_at = drf.DateTimeField()
+    started_at = drf.DateTimeField(allow_null=True)
+    finished_at = drf.DateTimeField(allow_null=True)
+
+
+class JobInFull(JobInShort):
+    """Background work with its log."""
+
+    events = Event(many=True)
+
+
+# Islands
+
+
+class Said(drf.Serializer):
+    """A derived state and the sentence that explains it."""
+
+    state = drf.CharField()
+    reason = drf.CharField(allow_blank=True)
+
+
+class Skew(drf.Serializer):
+    """How far behind its channel."""
+
+    versions = drf.IntegerField(allow_null=True)
+    seconds = drf.IntegerField(allow_null=True)
+
+
+class Claim(drf.Serializer):
+    """What the island says, unchecked."""
+
+    version = drf.IntegerField(allow_null=True)
+    digest = drf.CharField(allow_null=True)
+    epoch = drf.IntegerField(allow_null=True)
+
+
+class IslandLine(Orders):
+    """A line of the fleet table."""
+
+    id = drf.UUIDField()
+    name = drf.CharField()
+    run = drf.CharField()
+    channel = drf.CharField()
+    provider = drf.CharField(allow_blank=True)
+    region = drf.CharField(allow_blank=True)
+    engine = drf.CharField(allow_blank=True)
+    agent_version = drf.CharField(allow_blank=True)
+    enabled = drf.BooleanField()
+    health = Said()
+    sync = Said()
+    phase = drf.ChoiceField(Island.Phase.choices)
+    version = drf.IntegerField(allow_null=True)
+    target = drf.IntegerField(allow_null=True)
+    skew = Skew()
+    claimed = Claim()
+    last_patch_bytes = drf.IntegerField(allow_null=True)
+    last_seconds = drf.DictField(allow_null=True)
+    last_seen_at = drf.DateTimeField(allow_null=True)
+    last_sync_at = drf.DateTimeField(allow_null=True)
+
+
+class Fleet(drf.Serializer):
+    """The fleet at a glance."""
+
+    islands = IslandLine(many=True)
+    counts = drf.DictField(child=drf.DictField(child=drf.IntegerField()))
+    head = drf.DictField(child=Channel())
+
+
+class Sync(drf.Serializer):
+    """A sync as it was reported and judged."""
+
+    from_version = drf.IntegerField(allow_null=True)
+    version = drf.IntegerField()
+    digest = drf.CharField(allow_null=True)
+    outcome = drf.ChoiceField(SyncReport.Outcome.choices)
+    accepted = drf.BooleanField()
+    bytes = drf.IntegerField()
+    seconds = drf.DictField()
+    error = drf.CharField(allow_null=True)
+    reported_at = drf.DateTimeField()
+
+
+class Drain(drf.Serializer):
+    """The order to take no new requests."""
+
+    seconds_left = drf.FloatField()
+    reason = drf.CharField(allow_blank=True)
+
+
+class Commands(drf.Serializer):
+    """The answer to a heartbeat."""
+
+    commands = drf.ListField(child=drf.DictField())
+    heartbeat_seconds = drf.IntegerField()
+    enabled = drf.BooleanField()
+    channel = drf.CharField(help_text="The one to follow: its own while the island is pinned.")
+    drain = Drain(allow_null=True)
+    credential = drf.CharField(allow_null=True, help_text="A new one, to be tried beside the old one.")
+
+
+class Challenge(drf.Serializer):
+    """A question that was answered."""
+
+    challenge = drf.UUIDField()
+    state = drf.CharField()
+
+
+class EnrolmentToken(drf.Serializer):
+    """A one-time token, shown once."""
+
+    id = drf.IntegerField()
+    token = drf.CharField()
+    command = drf.CharField()
+    expires_at = drf.DateTimeField()
+
+
+class IslandName(drf.Serializer):
+    """An island by key and name."""
+
+    id = drf.UUIDField()
+    name = drf.CharField()
+
+
+class Enrolment(drf.Serializer):
+    """What an island needs to begin."""
+
+    island = IslandName()
+    credential = drf.CharField()
+    run = drf.CharField()
+    run_id = drf.UUIDField()
+    channel = drf.CharField()
+    heartbeat_seconds = drf.IntegerField()
+    pending = drf.BooleanField(help_text="Whether an operator has to approve the island first.")

@@ -1,0 +1,1 @@
+"""Repeated requests: the answer to a create under an `Idempotency-Key` is kept and given again."""

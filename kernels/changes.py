@@ -1,0 +1,191 @@
+"""Finding and writing changed elements: diff with compaction, histograms by class, scatter.
+
+Tensors are viewed as integers of 1, 2, 4 or 8 bytes; nothing is compared as a float. Positions are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from . import numbers
+from .rounding import reserve, unsigned
+
+BLOCK = 4096
+CLASSES = tl.constexpr(numbers.CLASSES)
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A histogram is kept in registers over many blocks: this many programs run at most.
+_PROGRAMS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Where elements changed: positions ascending (int64, `first` + index), and the elements before and after."""
+
+    positions: torch.Tensor
+    old: torch.Tensor
+    new: torch.Tensor
+
+
+def integers(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as integers of its element size."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+class ChangeList:
+    """Room for the changes that a kernel finds, in any order, and how many there were."""
+
+    def __init__(self, capacity: int, like: torch.Tensor) -> None:
+        self.capacity = capacity
+        self.total = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.positions = torch.full((capacity,), -1, dtype=torch.int64, device=like.device)
+        self.old = torch.empty(capacity, dtype=like.dtype, device=like.device)
+        self.new = torch.empty(capacity, dtype=like.dtype, device=like.device)
+
+    def sorted(self, *others: ChangeList) -> Changes:
+        """Return the changes of these lists by position; slots that no block filled are left out."""
+        lists = (self, *others)
+        positions = torch.cat([part.positions for part in lists])
+        filled = torch.nonzero(positions >= 0).view(-1)
+        positions, order = torch.sort(positions[filled])
+        order = filled[order]
+        return Changes(positions, *(torch.cat([getattr(part, name) for part in lists])[order] for name in ("old", "new")))
+
+
+def collect(
+    launch: Callable[[ChangeList], None], elements: int, like: torch.Tensor, expected: int | None, *, writes: bool
+) -> Changes:
+    """Run a kernel with room for `expected` changes (default: 1 in 32), and once more when there are more.
+
+    A kernel that `writes` leaves alone what it has no room for, so its second run finds only the rest.
+    """
+    room = min(elements, elements // 32 + (1 << 16) if expected is None else expected)
+    found = ChangeList(room, like)
+    launch(found)
+    total = int(found.total)
+    if total <= room:
+        return found.sorted()
+    more = ChangeList(total, like)
+    launch(more)
+    return more.sorted(found) if writes else more.sorted()
+
+
+@triton.jit
+def place_of(index, columns, stride, CONTIGUOUS: tl.constexpr):
+    """Offset of the element `index` of a matrix whose rows are `stride` apart."""
+    if CONTIGUOUS:
+        return index
+    else:
+        return index // columns * stride + index % columns
+
+
+@triton.jit
+def _diff(
+    old_ptr, new_ptr, total, positions, olds, news, capacity,
+    elements, columns, old_stride, new_stride, first, CONTIGUOUS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = index < elements
+    old = tl.load(old_ptr + place_of(index, columns, old_stride, CONTIGUOUS), mask=inside, other=0)
+    new = tl.load(new_ptr + place_of(index, columns, new_stride, CONTIGUOUS), mask=inside, other=0)
+    changed = (old != new) & inside
+    slots, fits = reserve(changed, total, capacity)
+    keep = changed & fits
+    tl.store(positions + slots, index + first, mask=keep)
+    tl.store(olds + slots, old, mask=keep)
+    tl.store(news + slots, new, mask=keep)
+
+
+def diff(old: torch.Tensor, new: torch.Tensor, *, first: int = 0, expected: int | None = None) -> Changes:
+    """Elements whose bits differ, of two tensors of one shape and element size w.
+
+    Rows (last dimension) are dense, a matrix's rows may be any distance apart. `first` is added to all positions.
+    `expected`: room for so many changes is taken; more cost a second pass. Moves 2 E w bytes and (8 + 2 w) for each
+    change; then sorts the changes, because blocks finish in any order.
+    """
+    old, new = integers(old), integers(new)
+    if old.shape != new.shape or old.dtype != new.dtype:
+        raise ValueError("diff compares tensors of one shape and element size")
+    dense = old.is_contiguous() and new.is_contiguous()
+    old, new = matrix(old, dense=dense), matrix(new, dense=dense)
+
+    def launch(found: ChangeList) -> None:
+        if old.numel():
+            _diff[(triton.cdiv(old.numel(), BLOCK),)](
+                old, new, found.total, found.positions, found.old, found.new, found.capacity,
+                old.numel(), old.shape[1], old.stride(0), new.stride(0), first, CONTIGUOUS=dense, SIZE=BLOCK,
+            )  # fmt: skip
+
+    return collect(launch, old.numel(), old, expected, writes=False)
+
+
+@triton.jit
+def _class_histograms(
+    old_ptr, new_ptr, counts, elements, shift, mask, blocks, SIZE: tl.constexpr
+):  # fmt: skip
+    population = tl.zeros((CLASSES,), tl.int32)
+    moved = tl.zeros((CLASSES,), tl.int32)
+    step = tl.num_programs(0).to(tl.int64)
+    block = tl.program_id(0).to(tl.int64)
+    while block < blocks:
+        index = block * SIZE + tl.arange(0, SIZE)
+        inside = index < elements
+        old = tl.load(old_ptr + index, mask=inside, other=0)
+        new = tl.load(new_ptr + index, mask=inside, other=0)
+        classes = ((unsigned(old).to(tl.uint64) >> shift) & mask).to(tl.int32)
+        population += tl.histogram(classes, CLASSES, mask=inside)
+        moved += tl.histogram(classes, CLASSES, mask=inside & (old != new))
+        block += step
+    bins = tl.arange(0, CLASSES)
+    tl.atomic_add(counts + bins, population.to(tl.int64))
+    tl.atomic_add(counts + CLASSES + bins, moved.to(tl.int64))
+
+
+def class_histograms(old: torch.Tensor, new: torch.Tensor, *, shift: int, mask: int) -> torch.Tensor:
+    """(2, 256) int64: elements by class of their old bits, (bits >> shift) & mask < 256, and changed ones by class.
+
+    The classes are those of contextual coding: for BF16 shift 7, mask 255 is the exponent. Reads 2 E w bytes. A program
+    sees fewer than 2^31 elements.
+    """
+    old, new = integers(old).reshape(-1), integers(new).reshape(-1)
+    counts = torch.zeros((2, numbers.CLASSES), dtype=torch.int64, device=old.device)
+    blocks = triton.cdiv(old.numel(), BLOCK)
+    if blocks:
+        _class_histograms[(min(blocks, _PROGRAMS),)](old, new, counts, old.numel(), shift, mask, blocks, SIZE=BLOCK)
+    return counts
+
+
+@triton.jit
+def _scatter(out, positions, values, count, start, size, SIZE: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = index < count
+    where = tl.load(positions + index, mask=inside, other=0) - start
+    value = tl.load(values + index, mask=inside, other=0)
+    tl.store(out + where, value, mask=inside & (where >= 0) & (where < size))
+
+
+def scatter(out: torch.Tensor, positions: torch.Tensor, values: torch.Tensor, *, start: int = 0) -> None:
+    """out[position - start] = value for the positions (int64, no repeats) that fall inside the dense `out`.
+
+    Absolute values: doing it again is harmless. Reads (8 + w) bytes a change and touches one 32-byte sector each.
+    """
+    if not out.is_contiguous():
+        raise ValueError("scatter writes into a dense tensor")
+    flat = integers(out).view(-1)
+    if positions.numel():
+        _scatter[(triton.cdiv(positions.numel(), BLOCK),)](
+            flat, positions, integers(values), positions.numel(), start, flat.numel(), SIZE=BLOCK
+        )
+
+
+def matrix(tensor: torch.Tensor, *, dense: bool) -> torch.Tensor:
+    """View with two dimensions: one row where everything is dense, else a matrix whose rows are."""
+    if dense:
+        return tensor.view(1, -1)
+    if tensor.dim() != 2 or (tensor.shape[1] > 1 and tensor.stride(1) != 1):
+        raise ValueError("rows must be dense; give a matrix with any distance between rows, or a dense tensor")
+    return tensor

@@ -1,0 +1,59 @@
+"""What the sidecar reads from a request and changes in it before an engine sees it.
+
+The constraint is taken out of the body, and in `in_place` mode the prefix cache's key gets the version as a prefix, so
+that no request meets keys of older weights. Everything else stays, byte for byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mailboat.island.sidecar.splice import Thing, decoded, edited, parse_object
+from mailboat.island.sidecar.types import Applied, BadConstraint, Constraint
+
+OURS = frozenset({"weight_version", "run_id"})
+CACHE_KEYS = {"vllm": "cache_salt", "sglang": "extra_key"}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedRequest:
+    """A request to a versioned route: its constraint, and its body as text when it is a JSON object."""
+
+    constraint: Constraint
+    raw: bytes
+    text: str | None
+    thing: Thing | None
+
+    @classmethod
+    def read(cls, raw: bytes, minimum: str | None, exact: str | None) -> VersionedRequest:
+        """Reads a body and the two headers. Raises BadConstraint.
+
+        A body that is no JSON object goes on as it is: what to say about it is the engine's.
+        """
+        headers = Constraint.of_headers(minimum, exact)
+        text = decoded(raw)
+        thing = None if text is None else parse_object(text)
+        if thing is None:
+            return cls(headers, raw, None, None)
+        names = [member.key for member in thing.members if member.key in OURS]
+        if len(names) != len(set(names)):
+            raise BadConstraint(f"{names[0]} is given twice; send it once.")
+        body = Constraint.parse(thing.get("weight_version"), thing.get("run_id"))
+        return cls(body.joined(headers), raw, text, thing)
+
+    def for_engine(self, applied: Applied, cache_key: str | None) -> bytes:
+        """The body that the engine gets. ``cache_key``: the member that namespaces its prefix cache, if it is used."""
+        if self.text is None or self.thing is None:
+            return self.raw
+        put = {} if cache_key is None else {cache_key: _salted(applied.salt, self.thing.get(cache_key))}
+        if not put and not any(member.key in OURS for member in self.thing.members):
+            return self.raw
+        return edited(self.text, self.thing, cut=OURS, put=put).encode()
+
+
+def _salted(salt: str, own: Any) -> Any:
+    """The version's namespace before the client's own key; a batch has one key for each prompt."""
+    if isinstance(own, list):
+        return [_salted(salt, key) for key in own]
+    return salt if own is None else f"{salt}/{own}"

@@ -1,0 +1,48 @@
+"""The engines as the proxy sees them: an address, whether it may get traffic, and how busy it is.
+
+Health and weights are two things: an engine may be alive and hold the wrong version, and then it gets no traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mailboat.island.sidecar.types import Unavailable
+
+
+@dataclass(eq=False)
+class Upstream:
+    """One engine's HTTP side. ``fence``: why it gets no traffic, empty when it may."""
+
+    url: str
+    fence: str = "The engine has no weights of this run yet."
+    busy: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether it may get traffic."""
+        return not self.fence
+
+
+class Upstreams:
+    """The engines of an island."""
+
+    def __init__(self, members: Sequence[Upstream]) -> None:
+        self.members = tuple(members)
+
+    def choose(self, avoid: frozenset[Upstream] = frozenset()) -> Upstream:
+        """The least busy open engine. Raises Unavailable with the reason."""
+        candidates = [upstream for upstream in self.members if upstream.open and upstream not in avoid]
+        if not candidates:
+            raise Unavailable(self.reason or "No engine can be reached; try again.")
+        return min(candidates, key=lambda upstream: upstream.busy)
+
+    @property
+    def reason(self) -> str:
+        """Why no engine gets traffic; empty when one does."""
+        if not self.members:
+            return "This island has no engine that answers requests."
+        if any(upstream.open for upstream in self.members):
+            return ""
+        return "; ".join(dict.fromkeys(upstream.fence for upstream in self.members))
