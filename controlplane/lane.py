@@ -3,7 +3,8 @@
 Django's own way under ASGI gives each request a thread and, since connections belong to threads, a database connection
 of its own, and crosses between thread and event loop once per middleware. With hundreds of islands that costs more
 than the answers themselves. Here a request takes one thread of a fixed set once, runs the whole synchronous middleware
-there, and finds the thread's connection open. Requests that find no thread free wait their turn on the event loop.
+there, and finds the thread's connection open. Requests that find no thread free wait their turn on the event loop. Looks at a head
+(`look`) have threads of their own: when a version is announced, hundreds come at once and must not stand before others.
 
 Nothing that waits for a client or an event may run here: it would hold a thread (see `api.head_view`, `api.uploads`).
 """
@@ -31,7 +32,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-THREADS = 12  # and as many connections; the interpreter runs one of them at a time
+THREADS = 10  # and as many connections; the interpreter runs one of them at a time
+LOOKERS = 2
 KEEP_SECONDS = 300  # then a connection is made anew, so that a server process of PostgreSQL does not grow for ever
 
 
@@ -41,16 +43,24 @@ class Lane(ASGIHandler):
     def __init__(self) -> None:
         BaseHandler.__init__(self)
         self.load_middleware(is_async=False)
-        self._threads: ThreadPoolExecutor | None = None
+        self._executors: dict[int, ThreadPoolExecutor] = {}
         self._connections: list[Any] = []
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a synchronous function on one of the threads, with the caller's logging context. Its connection is
         checked first: one that broke or grew old is replaced."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, "django", initializer=self._prepare)
-        call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _with_connection, call)
+        return await self._call(THREADS, functools.partial(function, *args, **kwargs))
+
+    async def look(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same on the few threads that stand apart."""
+        return await self._call(LOOKERS, functools.partial(function, *args, **kwargs))
+
+    async def _call(self, size: int, call: Callable[[], T]) -> T:
+        executor = self._executors.get(size)
+        if executor is None:
+            executor = self._executors[size] = ThreadPoolExecutor(size, f"django{size}", initializer=self._prepare)
+        call = functools.partial(contextvars.copy_context().run, call)
+        return await asyncio.get_running_loop().run_in_executor(executor, _with_connection, call)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reads the body, answers on a thread, sends the answer."""
@@ -71,9 +81,8 @@ class Lane(ASGIHandler):
 
     def close(self) -> None:
         """Ends the threads and their connections; a later request starts new ones."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        while self._executors:
+            self._executors.popitem()[1].shutdown()
         while self._connections:
             self._connections.pop().close()
 

@@ -47,6 +47,7 @@ INSTALLED_APPS = [
     "template_partials",
     "rest_framework",
     "drf_spectacular",
+    "drf_spectacular_sidecar",
     "controlplane.accounts",
     "controlplane.audit",
     "controlplane.registry",
@@ -157,7 +158,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.permissions.RolePermission"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.BoundedJSONParser"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.api.schema.ProblemSchema",
     "EXCEPTION_HANDLER": "controlplane.api.problems.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
@@ -168,6 +169,24 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "SERVE_AUTHENTICATION": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "validatorUrl": None},
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.api.schema.add_plain_views",
+    ],
+    "ENUM_NAME_OVERRIDES": {
+        "VersionState": "controlplane.registry.models.Version.State",
+        "JobState": "controlplane.jobs.models.Job.State",
+        "JobKind": "controlplane.jobs.models.Job.Kind",
+        "IslandPhase": "controlplane.fleet.models.Island.Phase",
+        "SyncOutcome": "controlplane.fleet.models.SyncReport.Outcome",
+        "TokenRole": "controlplane.accounts.models.Token.Role",
+        "MemberRole": "controlplane.accounts.models.Membership.Role",
+        "TokenState": ["active", "expiring", "expired", "revoked"],
+    },
 }
 
 _before_rendering: list[Any] = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mailboat import canonical
+from mailboat.checkpoint.declared import CONFIG, check_config
 from mailboat.checkpoint.files import Checkpoint, Layout
 from mailboat.checkpoint.folder import SINGLE
 from mailboat.checkpoint.inventory import MAX_BYTES, Inventory
@@ -62,12 +63,13 @@ class Image:
 
     @classmethod
     def create(cls, folder: Path, source: TensorSource, state: State) -> Image:
-        """Copy `source` into `folder`, replacing what is there; every byte is compared with `state`'s strong digests.
+        """Copy `source` into `folder`, replacing an image there; every byte is compared with `state`'s strong digests.
 
-        Raises DigestMismatch, InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull; the folder then is as
-        before.
+        Raises StoreError (`folder` is something else than an image), DigestMismatch, InventoryMismatch,
+        CheckpointError, CheckpointChanged, DiskFull; the folder then is as before.
         """
         folder = Path(folder).absolute()
+        cls.require_place(folder)
         temporary = temporary_beside(folder)
         with disk_full_as_error(folder.parent), removed_on_failure(temporary):
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +77,17 @@ class Image:
             write_durably(temporary / STATE_FILE, _state_bytes(state), mode=0o600)
             put_in_place(temporary, folder)
         return cls.open(folder)
+
+    @staticmethod
+    def require_place(folder: Path) -> None:
+        """Raise StoreError unless an image may be made at `folder`: it is free, empty, or an image, whole or not."""
+        if not os.path.lexists(folder):
+            return
+        if folder.is_dir():
+            names = {entry.name for entry in os.scandir(folder)}
+            if not names or names & {STATE_FILE, DIRTY_FILE}:
+                return
+        raise StoreError(f"{folder} holds something else than an image and is not touched; choose another folder.")
 
     @classmethod
     def open(cls, folder: Path) -> Image:
@@ -130,7 +143,7 @@ class Image:
 
         `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not
         forgery: where the patch is not the publisher's own, measure `overlaid` before `commit`.
-        Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, DiskFull.
+        Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, CheckpointError, DiskFull.
         """
         self.inventory.require_same(target.inventory)
         scratch = scratch or self.folder.parent
@@ -164,6 +177,15 @@ class Image:
             )
         if patch.side_files(self.side_files) != target.side_files:
             raise DigestMismatch("The patch's side files are not those that were promised; fetch it again.")
+        before = {file.path for file in self.side_files}
+        after = {file.path for file in target.side_files}
+        carried = CONFIG in {file.path for file in patch.carried_side_files}
+        if carried or CONFIG in before - after:
+            check_config(
+                self.inventory,
+                before=self.read_side(CONFIG) if CONFIG in before else None,
+                after=patch.read_side(CONFIG) if carried else None,
+            )
 
     def _decode(self, patch: Parts, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
         """Decode every changed block into the overlay; returns what that does to the sums."""
@@ -237,7 +259,9 @@ class Image:
         for file in self.state.side_files:
             if file.path not in kept:
                 path = self.folder / file.path
-                path.unlink(missing_ok=True)
+                # After a commit that failed here or later, it may be gone, or a folder may stand where it stood.
+                with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    path.unlink()
                 _remove_empty(path.parent, self.folder)
         for name in overlay.side_paths:
             path = self.folder / name
@@ -337,7 +361,7 @@ def _pwrite(place: _Place, offset: int, data: Bytes) -> None:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    while folder != root and not any(folder.iterdir()):
+    while folder != root and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractBaseUser
+from django.db.models import Q
 
 from controlplane.accounts.models import Membership, Token
 from controlplane.fleet.models import Island
@@ -40,8 +41,9 @@ def island_of(token: Token) -> Island | None:
     """The island whose credential this is, or is about to be."""
     if token.role != ISLAND:
         return None
-    found: Island | None = getattr(token, "island", None) or getattr(token, "next_island", None)
-    return found
+    held = Q(token=token) | Q(next_token=token)
+    known = Island.objects.select_related("run", "channel", "pin")
+    return known.defer("channel__head_envelope", "pin__head_envelope").filter(held).first()
 
 
 def of_token(token: Token, slug: str) -> Principal | None:

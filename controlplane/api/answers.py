@@ -343,7 +343,7 @@ class Sync(drf.Serializer):
     reported_at = drf.DateTimeField()
 
 
-class Drain(drf.Serializer):
+class StandingDrain(drf.Serializer):
     """The order to take no new requests."""
 
     seconds_left = drf.FloatField()
@@ -357,7 +357,7 @@ class Commands(drf.Serializer):
     heartbeat_seconds = drf.IntegerField()
     enabled = drf.BooleanField()
     channel = drf.CharField(help_text="The one to follow: its own while the island is pinned.")
-    drain = Drain(allow_null=True)
+    drain = StandingDrain(allow_null=True)
     credential = drf.CharField(allow_null=True, help_text="A new one, to be tried beside the old one.")
 
 

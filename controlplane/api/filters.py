@@ -81,8 +81,8 @@ def filtered(request: Request, kind: type[filters.FilterSet], rows: QuerySet[Any
     found = kind(data=request.query_params, queryset=rows)
     if not found.is_valid():
         raise ValidationError({name: [str(item) for item in errors] for name, errors in found.errors.items()})
-    rows = found.qs
-    return rows
+    chosen: QuerySet[Any] = found.qs
+    return chosen
 
 
 def parameters(kind: type[filters.FilterSet]) -> list[OpenApiParameter]:

@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.accounts import limits
-from controlplane.accounts.principals import ISLAND, OPERATORS, READERS
+from controlplane.accounts.principals import ISLAND, OPERATORS, PEOPLE, READERS
 from controlplane.api import answers, conditional, filters, paging, people_answers, repeating
 from controlplane.api import people_representations as people
 from controlplane.api import representations as show
@@ -33,7 +33,7 @@ OWN = frozenset({ISLAND})
 class EnrolmentTokens(ProjectView):
     """One-time tokens and self-enrolment keys."""
 
-    roles = {"GET": OPERATORS, "POST": OPERATORS}
+    roles = {"GET": PEOPLE, "POST": OPERATORS}
 
     @extend_schema(
         operation_id="enrolment_tokens_list",
@@ -113,9 +113,11 @@ class IslandView(ProjectView):
 
     def island(self, key: uuid.UUID) -> Island:
         """The row. Raises Missing."""
-        if self.caller.role == ISLAND and (self.caller.island is None or self.caller.island.pk != key):
+        if self.caller.role != ISLAND:
+            return selectors.island(self.caller.project, key)
+        if self.caller.island is None or self.caller.island.pk != key:
             raise Missing("There is no such island in this project.")
-        return selectors.island(self.caller.project, key)
+        return self.caller.island
 
 
 class Heartbeat(IslandView):

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.accounts import selectors, services, sessions
-from controlplane.accounts.principals import ADMINS, OPERATORS, PEOPLE
+from controlplane.accounts.principals import ADMINS, PEOPLE
 from controlplane.api import paging, people_answers
 from controlplane.api import people_representations as show
 from controlplane.api import people_serializers as accept
@@ -75,7 +75,7 @@ class MemberDetail(ProjectView):
 class Tokens(ProjectView):
     """The API tokens of a project; credentials of islands stand among them."""
 
-    roles = {"GET": OPERATORS, "POST": ADMINS}
+    roles = {"GET": PEOPLE, "POST": ADMINS}
 
     @extend_schema(operation_id="tokens_list", parameters=paging.PARAMETERS, responses=page_of(people_answers.Token))
     def get(self, request: Request, project: str) -> Response:
@@ -103,7 +103,7 @@ class Tokens(ProjectView):
 class TokenDetail(ProjectView):
     """One token."""
 
-    roles = {"GET": OPERATORS}
+    roles = {"GET": PEOPLE}
 
     @extend_schema(responses=people_answers.Token)
     def get(self, request: Request, project: str, token: int) -> Response:

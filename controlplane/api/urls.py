@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from django.urls import include, path
-from drf_spectacular.views import SpectacularAPIView
 
-from controlplane.api import blob_view, fleet_views, head_view, health, job_views, people_urls, problems, views
+from controlplane.api import (
+    blob_view,
+    fleet_views,
+    head_view,
+    health,
+    job_views,
+    people_urls,
+    problems,
+    schema_views,
+    views,
+)
 
 RUN = "runs/<slug:run>"
 
@@ -41,7 +50,8 @@ project = [
 urlpatterns = [
     path("health/live", health.live, name="health-live"),
     path("health/ready", health.ready, name="health-ready"),
-    path("api/schema", SpectacularAPIView.as_view(), name="api-schema"),
+    path("api/schema", schema_views.schema, name="api-schema"),
+    path("api/docs/", schema_views.Docs.as_view(), name="api-docs"),
     path("api/v1/projects/<slug:project>/", include(project)),
     path("api/v1/", include(people_urls.person)),
     path("api/<path:rest>", problems.unknown_address),

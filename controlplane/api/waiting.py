@@ -32,14 +32,19 @@ class Waiting:
 
     def __init__(self) -> None:
         self.listening = False
+        self.wakes = 0  # rises with every wake-up: whoever saw the same number twice has missed nothing in between
         self._events: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Starts to listen, unless that is being done."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._listen(), name="heads")
 
     @contextlib.contextmanager
     def subscribe(self, key: str) -> Iterator[asyncio.Event]:
         """An event that is set when the head `run/channel` may have moved. Subscribe first, then look, then wait."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._listen(), name="heads")
+        self.begin()
         event = asyncio.Event()
         self._events[key].add(event)
         try:
@@ -72,6 +77,7 @@ class Waiting:
                     self.listening, pause = True, 0.1
                     self._wake_all()  # what moved before the LISTEN was not heard
                     async for notification in connection.notifies():
+                        self.wakes += 1
                         for event in self._events.get(notification.payload, ()):
                             event.set()
             except (psycopg.Error, OSError) as error:
@@ -83,6 +89,7 @@ class Waiting:
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def _wake_all(self) -> None:
+        self.wakes += 1
         for events in self._events.values():
             for event in events:
                 event.set()

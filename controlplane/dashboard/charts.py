@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from controlplane.dashboard import wording
 
@@ -25,6 +26,7 @@ class SizePoint:
     is_patch: bool
     address: str
     note: str
+    density: float | None = None  # changed elements of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,21 @@ class SizeChart:
     rows: tuple[Tick, ...]
     columns: tuple[Tick, ...]
     full: Tick
+    budget: Tick | None
+    over_budget: int
     height: int
     floor: int
     hit_width: float
     summary: str
 
 
-def size_chart(points: Sequence[SizePoint], full_bytes: int) -> SizeChart | None:
-    """Lay out patch bytes per version on a logarithmic scale, with the full size as the line to beat."""
+def size_chart(points: Sequence[SizePoint], full_bytes: int, budget: int = 0) -> SizeChart | None:
+    """Lay out patch bytes per version on a logarithmic scale, with the full size as the line to beat and, where one is
+    given, a budget that patches should stay under.
+    """
     if not points or full_bytes <= 0:
         return None
-    sizes = [max(1, point.bytes) for point in points] + [full_bytes]
+    sizes = [max(1, point.bytes) for point in points] + [full_bytes] + ([budget] if budget else [])
     low = math.floor(math.log2(min(sizes)) - 0.5)
     high = max(math.log2(max(sizes)) + 0.35, low + 4)
 
@@ -82,11 +88,90 @@ def size_chart(points: Sequence[SizePoint], full_bytes: int) -> SizeChart | None
         rows=_rows(low, high, height_of, height_of(full_bytes)),
         columns=columns,
         full=Tick(height_of(full_bytes), f"full checkpoint {wording.size(full_bytes)}"),
+        budget=Tick(height_of(budget), f"budget {wording.size(budget)}") if budget else None,
+        over_budget=sum(point.is_patch and point.bytes > budget for point in points) if budget else 0,
         height=PLOT_HEIGHT,
         floor=_BOTTOM,
         hit_width=round(min(step, 12), 3),
         summary=_summary([point.bytes for point in points if point.is_patch], full_bytes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: place and width in per cent, top and height in pixels."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars over a floor, with lines for a few round values."""
+
+    bars: tuple[Bar, ...]
+    rows: tuple[Tick, ...]
+    columns: tuple[Tick, ...]
+    height: int
+    floor: int
+    summary: str
+
+
+SMALL_HEIGHT = 130
+_SMALL_TOP, _SMALL_BOTTOM = 12, 104
+
+
+def density_chart(points: Sequence[SizePoint]) -> BarChart | None:
+    """The share of elements that each version changed."""
+    known = [(point, point.density) for point in points if point.density is not None]
+    if not known:
+        return None
+    values = [density for _, density in known]
+    notes = [f"Version {point.number}: {wording.share(density, 1)} of elements" for point, density in known]
+    labels = [f"v{point.number}" for point, _ in known]
+    middle = wording.share(statistics.median(values), 1)
+    summary = f"Share of elements that changed, in {wording.plural(len(known), 'version')}; the median is {middle}."
+    return _bars(values, notes, labels, lambda value: wording.share(value, 1), summary)
+
+
+def rate_chart(hours: Sequence[tuple[datetime, int]]) -> BarChart | None:
+    """Versions published per hour."""
+    counts = [float(count) for _, count in hours]
+    if not any(counts):
+        return None
+    notes = [f"{hour:%H}:00 UTC: {wording.plural(count, 'version')}" for hour, count in hours]
+    total = wording.plural(sum(count for _, count in hours), "version")
+    summary = f"{total} in the last {len(hours)} hours, at most {int(max(counts))} in one."
+    return _bars(counts, notes, [f"{hour:%H}:00" for hour, _ in hours], lambda value: f"{value:g}", summary)
+
+
+def _bars(
+    values: Sequence[float],
+    notes: Sequence[str],
+    labels: Sequence[str],
+    words: Callable[[float], str],
+    summary: str,
+) -> BarChart:
+    most = max(values) or 1.0
+    step = 100 / len(values)
+    span = _SMALL_BOTTOM - _SMALL_TOP
+    bars = tuple(
+        Bar(
+            x=round(index * step + step * 0.1, 3),
+            width=round(step * 0.8, 3),
+            y=round(_SMALL_BOTTOM - span * value / most, 1),
+            height=round(span * value / most, 1),
+            note=note,
+        )
+        for index, (value, note) in enumerate(zip(values, notes, strict=True))
+    )
+    every = max(1, math.ceil(len(labels) / _MAX_LABELS))
+    columns = tuple(Tick(round((index + 0.5) * step, 3), labels[index]) for index in range(len(labels) - 1, -1, -every))
+    rows = tuple(Tick(round(_SMALL_BOTTOM - span * part, 1), words(most * part)) for part in (0.5, 1.0))
+    return BarChart(bars, rows, columns, SMALL_HEIGHT, _SMALL_BOTTOM, summary)
 
 
 def _summary(patches: Sequence[int], full_bytes: int) -> str:

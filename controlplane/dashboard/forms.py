@@ -12,6 +12,7 @@ from controlplane.accounts import services as accounts
 from controlplane.accounts.models import Token
 from controlplane.fleet import services
 from controlplane.fleet.models import EnrolmentToken, Island
+from controlplane.registry import steering
 from controlplane.registry.models import Channel, Project, Run
 
 ENGINES = [("checkpoint", "checkpoint")]
@@ -123,3 +124,120 @@ class RegisterForm(forms.Form):
         asked = dict(self.cleaned_data)
         channel: Channel = asked.pop("channel")
         return services.create_enrolment_token(channel.run, channel, actor=actor, **asked)
+
+
+class MoveForm(forms.Form):
+    """Where a channel is to point. Going back needs a reason and the channel's name."""
+
+    version = forms.IntegerField(min_value=0, label="Version")
+    reason = forms.CharField(required=False, max_length=300, help_text="Islands' operators read it.")
+    typed = forms.CharField(
+        required=False,
+        label="Channel's name",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+    )
+    seen = forms.IntegerField(widget=forms.HiddenInput)
+
+    def __init__(self, channel: Channel, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.channel = channel
+        self.fields["typed"].help_text = f"Type {channel.name} to confirm."
+        if not self.backwards:
+            del self.fields["typed"]
+        else:
+            self.fields["reason"].required = True
+
+    @property
+    def target(self) -> int | None:
+        """The number that is asked for, as far as it is one."""
+        asked = str(self["version"].value() or "")
+        return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 19 else None
+
+    @property
+    def backwards(self) -> bool:
+        """True for a rollback."""
+        at = self.channel.version
+        return at is not None and self.target is not None and self.target < at.number
+
+    def clean_typed(self) -> str:
+        """The channel's own name."""
+        typed: str = self.cleaned_data["typed"].strip()
+        if typed != self.channel.name:
+            raise forms.ValidationError(f"Type {self.channel.name} to confirm.")
+        return typed
+
+    def move(self, actor: str) -> None:
+        """Do it. Raises Changed and Refusal."""
+        asked = self.cleaned_data
+        steering.edit_channel(
+            self.channel,
+            version=asked["version"],
+            protected=self.channel.protected,
+            reason=asked["reason"],
+            seen=asked["seen"],
+            actor=actor,
+        )
+
+
+class ChannelForm(forms.Form):
+    """A further channel of a run."""
+
+    name = forms.CharField(
+        max_length=40,
+        validators=[validate_slug],
+        help_text="Letters, digits, - and _, such as stable or canary.",
+        widget=forms.TextInput(attrs={"autofocus": True, "autocomplete": "off", "spellcheck": "false"}),
+    )
+    version = forms.IntegerField(min_value=0, required=False, help_text="Where it begins; empty: nowhere yet.")
+    protected = forms.BooleanField(
+        required=False, initial=True, label="Protected", help_text="It moves by an operator's hand alone."
+    )
+
+    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.run = run
+
+    def clean_name(self) -> str:
+        """A name that no pin may have."""
+        name: str = self.cleaned_data["name"]
+        if name.startswith(Channel.PINS):
+            raise forms.ValidationError(f"Names that begin with {Channel.PINS} belong to pinned islands.")
+        return name
+
+    def create(self, actor: str) -> None:
+        """Do it. Raises Changed and Refusal."""
+        asked = self.cleaned_data
+        steering.create_channel(
+            self.run,
+            asked["name"],
+            version=asked["version"],
+            protected=asked["protected"],
+            reason="",
+            actor=actor,
+        )
+
+
+def _limit(label: str, help_text: str) -> forms.IntegerField:
+    return forms.IntegerField(min_value=1, max_value=2**31 - 1, required=False, label=label, help_text=help_text)
+
+
+class SettingsForm(forms.Form):
+    """The settings of a run. Empty stands for no limit."""
+
+    announce = forms.ChoiceField(choices=Run.Announce.choices, help_text="When the channel latest moves.")
+    staleness_versions = _limit("Staleness budget, versions", "An island further behind needs attention.")
+    staleness_seconds = _limit("Staleness budget, seconds", "The same in time.")
+    anchor_every = _limit("Anchor every", "So many versions; a newcomer starts at an anchor.")
+    keep_versions = _limit("Keep versions", "The newest so many.")
+    keep_days = _limit("Keep days", "And everything younger than this.")
+    seen = forms.IntegerField(widget=forms.HiddenInput)
+
+    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
+        initial = {name: getattr(run, name) for name in steering.SETTINGS} | {"seen": run.revision}
+        super().__init__(*args, initial=initial, **kwargs)
+        self.run = run
+
+    def save(self, actor: str) -> None:
+        """Write what changed. Raises Changed."""
+        asked = dict(self.cleaned_data)
+        steering.edit_run(self.run, asked, seen=asked.pop("seen"), actor=actor)

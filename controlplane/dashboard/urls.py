@@ -7,7 +7,20 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 
-from controlplane.dashboard.views import actions, audit, bulk, doors, find, fleet, islands, jobs, people, runs, tokens
+from controlplane.dashboard.views import (
+    actions,
+    audit,
+    bulk,
+    doors,
+    find,
+    fleet,
+    islands,
+    jobs,
+    people,
+    runs,
+    steering,
+    tokens,
+)
 
 project = "projects/<slug:project>/"
 pages = [
@@ -19,6 +32,12 @@ pages = [
     path(project + "runs/", runs.runs, name="runs"),
     path(project + "runs/<slug:run>/", runs.run, name="run"),
     path(project + "runs/<slug:run>/versions/<int:number>/", runs.version, name="version"),
+    path(project + "runs/<slug:run>/settings/", steering.settings, name="settings"),
+    path(project + "runs/<slug:run>/channels/new/", steering.new_channel, name="new_channel"),
+    path(project + "runs/<slug:run>/channels/<slug:channel>/", steering.channel, name="channel"),
+    path(project + "runs/<slug:run>/channels/<slug:channel>/protect/", steering.protect, name="protect"),
+    path(project + "runs/<slug:run>/versions/<int:number>/tensors/", runs.tensors, name="tensors"),
+    path(project + "runs/<slug:run>/versions/<int:number>/compare/", runs.compare, name="compare"),
     path(project + "runs/<slug:run>/versions/<int:number>/replay/", runs.replay, name="replay"),
     path(project + "islands/register/", islands.register, name="register"),
     path(project + "islands/register/<int:enrolment>/", islands.enrolment, name="enrolment"),

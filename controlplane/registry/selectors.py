@@ -94,10 +94,11 @@ def version(run: Run, number: int) -> Version:
 
 
 def channel(run: Run, name: str) -> Channel:
-    """A channel with its version. Raises Missing."""
-    found = Channel.objects.select_related("run", "version").filter(run=run, name=name).first()
+    """A channel; its version is read when it is asked for, since whoever waits for a head does not. Raises Missing."""
+    found = Channel.objects.filter(run=run, name=name).first()
     if found is None:
         raise Missing(f"There is no channel {name} in this run.")
+    found.run = run
     return found
 
 

@@ -301,8 +301,9 @@ def begin_validating(
 
 
 def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = None) -> None:
-    """validating -> ready, with what the validation learnt of its patch; moves `latest` unless it is protected. Raises WrongState while an earlier version is
-    unfinished.
+    """validating -> ready, with what the validation learnt of its patch; moves `latest` unless it is protected.
+
+    Raises WrongState while an earlier version is unfinished.
     """
     with transaction.atomic():
         run = _lock(version.run)

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from mailboat import canonical
-from mailboat.errors import CheckpointError
+from mailboat.checkpoint.inventory import Inventory
+from mailboat.errors import CheckpointError, InventoryMismatch
 
 CONFIG = "config.json"
 _MAX_DEPTH = 64
@@ -64,6 +65,25 @@ def quantiser_text(config: bytes | None) -> str | None:
     """Return config.json's quantization_config as JSON with sorted keys, or None."""
     found = parse_config(config).get("quantization_config") if config is not None else None
     return None if found is None else json.dumps(found, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def check_config(inventory: Inventory, *, before: bytes | None, after: bytes | None) -> None:
+    """Refuse a changed or removed config.json (`after`) with which the same tensors would be another model.
+
+    Its ties have to be among the inventory's aliases and keep those that the config.json `before` declared; the
+    quantiser has to be the inventory's. Raises CheckpointError when `after` can't be read, else InventoryMismatch.
+    """
+    names = {*(tensor.name for tensor in inventory.tensors), *inventory.aliases}
+    declared = declared_aliases(after, names).items()
+    kept = declared_aliases(before, names).items() & inventory.aliases.items()
+    if not (kept <= declared <= inventory.aliases.items()):
+        raise InventoryMismatch(
+            f"The new {CONFIG} does not tie what the model ties; keep it, or publish the model as a new run."
+        )
+    if quantiser_text(after) != inventory.quantiser:
+        raise InventoryMismatch(
+            f"The new {CONFIG} names another quantiser than the model has; keep it, or publish the model as a new run."
+        )
 
 
 def units(names: Iterable[str]) -> dict[str, str]:

@@ -173,6 +173,8 @@ def _check_out(source: TensorSource, layout: Layout, out: Path, *, is_folder: bo
     """Refuse an `out` that would touch what is read, hide side files or replace something that is no checkpoint."""
     if out.name in {"", "..", "."} or not out.parent.is_dir():
         raise CheckpointError(f"{out} can't be written: its folder does not exist.")
+    if out.exists() and not (out.is_dir() or out.is_file()):
+        raise CheckpointError(f"{out} can't be written: it is neither a file nor a folder; choose another place.")
     if is_folder and out.suffix == TENSOR_FILE and not out.is_dir():
         raise CheckpointError(f"{out} can't hold the side files of a checkpoint folder; give the name of a folder.")
     target = Path(os.path.realpath(out))

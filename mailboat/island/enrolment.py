@@ -14,7 +14,7 @@ from mailboat import __version__
 from mailboat.client import Api, pause_before
 from mailboat.errors import ApiError, StoreError, Unreachable
 from mailboat.identity import fingerprint, public_half, sign_enrolment
-from mailboat.island.engines.checkpoint import CheckpointEngine
+from mailboat.island.engines.engine import Weights
 from mailboat.island.holding import Say
 from mailboat.island.keys import CREDENTIAL, NEXT, private_key
 from mailboat.island.stop import Stop
@@ -23,7 +23,7 @@ from mailboat.replies import Enrolment
 
 
 def credential(
-    store: Store, api: Api, token: str | None, *, engine: CheckpointEngine, stop: Stop, say: Say
+    store: Store, api: Api, token: str | None, *, engine: Weights, stop: Stop, say: Say
 ) -> Enrolment:
     """The island's enrolment: from the store, else by ``token``; waits for a server that can't be reached.
 
@@ -88,7 +88,7 @@ def _approved(store: Store, api: Api, enrolment: Enrolment, *, stop: Stop, say: 
     return enrolment
 
 
-def _enrol(api: Api, token: str, private: str, *, engine: CheckpointEngine, stop: Stop, say: Say) -> Enrolment:
+def _enrol(api: Api, token: str, private: str, *, engine: Weights, stop: Stop, say: Say) -> Enrolment:
     about = {
         "engine": engine.name,
         "agent_version": __version__,

@@ -16,6 +16,7 @@ from typing import Any
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.durable import disk_full_as_error, remove, removed_on_failure, rename_durably, sync_folder
+from mailboat.errors import StoreError
 from mailboat.image import Image
 from mailboat.island.marker import Marker
 
@@ -51,7 +52,9 @@ class Export:
             with Checkpoint.open(image.folder, aliases=image.inventory.aliases) as shards:
                 write_checkpoint(image, partial, layout=shards.layout, expect=image.state)
             (partial / NOTE).write_text(json.dumps(note))
-            if place.exists():  # another epoch's or run's version of that number
+            if os.path.lexists(place):  # another epoch's or run's version of that number
+                if self._note(place) is None:
+                    raise StoreError(f"{place} is not an export and is not touched; choose another --export.")
                 old = self.folder / f".partial-old-{place.name}-{os.getpid()}"
                 rename_durably(place, old)
                 remove(old)
@@ -61,6 +64,8 @@ class Export:
         link = self.folder / "current"
         if link.is_symlink() and link.readlink().name == place.name:
             return
+        if os.path.lexists(link) and not (link.is_symlink() and _NAME.fullmatch(str(link.readlink()))):
+            raise StoreError(f"{link} is not an export's link and is not touched; choose another --export.")
         temporary = self.folder / f".partial-current-{os.getpid()}"
         remove(temporary)
         temporary.symlink_to(place.name)
@@ -70,6 +75,7 @@ class Export:
     def _prune(self, newest: Path) -> None:
         """Keeps what `current` names and the version before it; after a rollback higher numbers go as well."""
         others = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path != newest]
+        others = [path for path in others if self._note(path) is not None]  # not a trainer's own folders
         others.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in others[: max(0, len(others) - (KEPT - 1))]:
             remove(path)

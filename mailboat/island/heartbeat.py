@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from mailboat.client import Api
 from mailboat.errors import MailboatError, Unauthorised
@@ -18,6 +19,7 @@ from mailboat.island.stop import Stop
 from mailboat.replies import HeartbeatReply
 
 IDLE, FETCHING, PREPARING, COMMITTING, ERROR = "idle", "fetching", "preparing", "committing", "error"
+FENCED = "fenced"
 
 
 @dataclass
@@ -26,6 +28,21 @@ class Status:
 
     phase: str = IDLE
     reason: str = ""
+
+
+class Serving(Protocol):
+    """What stands in front of the engine."""
+
+    @property
+    def fence(self) -> str:
+        """Why nothing is served; empty when something is or nothing is meant to be."""
+
+    @property
+    def active(self) -> int:
+        """Requests under way."""
+
+    def rest(self, reason: str | None) -> None:
+        """Takes no new requests, for that reason; None: takes them again."""
 
 
 class Heartbeat:
@@ -38,6 +55,7 @@ class Heartbeat:
         holding: Holding,
         status: Status,
         *,
+        serving: Serving,
         credentials: Credentials,
         channel: str,
         seconds: float,
@@ -48,6 +66,7 @@ class Heartbeat:
         self.channel = channel  # the one to follow: its own while the island is pinned
         self.draining = False
         self._home = channel
+        self._serving = serving
         self._credentials = credentials
         self.refused = ""
         self._api = api
@@ -98,14 +117,17 @@ class Heartbeat:
 
     def _beat(self) -> None:
         held = self._holding.held
+        phase, reason = self._status.phase, self._status.reason
+        if held is not None and phase in {IDLE, ERROR} and (fence := self._serving.fence):
+            phase, reason = FENCED, fence
         body = {
             "version": held and held.version,
             "digest": held and held.state,
             "epoch": held and held.epoch,
-            "phase": self._status.phase,
-            "reason": self._status.reason,
+            "phase": phase,
+            "reason": reason,
             "time": time.time(),
-            "active_requests": 0,  # a mirror serves none
+            "active_requests": self._serving.active,
         }
         reply = self._api.heartbeat(self._island, body)
         self._credentials.accepted()
@@ -130,6 +152,7 @@ class Heartbeat:
         if (reply.drain is not None) != self.draining:
             self.draining = reply.drain is not None
             why = f": {reply.drain}" if reply.drain else ""
+            self._serving.rest(f"An operator drains this island{why}." if self.draining else None)
             self._say(f"draining{why}" if self.draining else "draining no more")
         if reply.credential is not None:
             self._credentials.offered(reply.credential)

@@ -17,8 +17,10 @@ from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, remove
 from mailboat.errors import ApiError, DiskFull, MailboatError, StoreError, Unreachable
 from mailboat.image import Image, Overlay
-from mailboat.island.engines.checkpoint import CheckpointEngine
+from mailboat.island.engines.engine import Weights
 from mailboat.island.marker import Base, LogEntry, Marker
+from mailboat.island.sidecar.gate import CommitDeferred
+from mailboat.island.sidecar.types import Applied
 from mailboat.island.store import Store
 from mailboat.manifest import Manifest
 from mailboat.route import Documents, open_proven, prove, published
@@ -42,17 +44,18 @@ class Prepared:
 class Holding:
     """The island's weights. One thread moves them; others may read under `lock`, when `image` is not None."""
 
-    def __init__(
-        self, store: Store, engine: CheckpointEngine, documents: Documents, image: Path | None, say: Say
-    ) -> None:
+    def __init__(self, store: Store, engine: Weights, documents: Documents, image: Path | None, say: Say) -> None:
         self.lock = threading.RLock()
         self.marker: Marker | None = None
         self.image: Image | None = None
         self._store = store
         self._engine = engine
         self._documents = documents
-        self._chosen = image
+        self._chosen = image and image.absolute()
         self._say = say
+        if self._chosen is not None:
+            store.require_outside(self._chosen)
+            Image.require_place(self._chosen)
 
     def close(self) -> None:
         """Closes the image; its bytes stay for the next start."""
@@ -82,9 +85,20 @@ class Holding:
                     self._store.set_marker(marker)
                     self.marker = marker
                     self._store.drop_intent()
+                    self._load()
                     return
             self._store.forget()
             self.marker = None
+
+    def _load(self) -> None:
+        """Brings the engine to what was recovered; while it can't be, nothing is claimed."""
+        if self.image is None or self.marker is None:
+            return
+        try:
+            self._engine.load(self.image, self._applied(self.marker))
+        except BaseException:
+            self._drop_image()
+            raise
 
     def _candidates(self) -> list[Marker]:
         """What may be held, best first: where a commit was going, then the marker. Another run's is dropped."""
@@ -150,7 +164,7 @@ class Holding:
         target = self._documents.state(self._documents.manifest(entry.manifest, number=entry.version))
         overlay = image.prepare(self._store.part_paths(entry), target, scratch=self._store.incoming)
         try:
-            self._engine.commit(image, overlay)
+            image.commit(overlay)
         finally:
             overlay.close()
 
@@ -163,7 +177,12 @@ class Holding:
             self._store.set_intent(marker)
             self._drop_image()
             image = self._create_image(checkpoint, state)
-            self._engine.verify(image)
+            try:
+                self._engine.verify(image)
+                self._engine.load(image, self._applied(marker))
+            except BaseException:
+                image.close()
+                raise
             self._store.set_marker(marker)
             self._store.drop_intent()
             self.marker, self.image = marker, image
@@ -184,13 +203,18 @@ class Holding:
         return Prepared(marker, overlay, target)
 
     def commit(self, prepared: Prepared) -> None:
-        """Writes a prepared patch. If it fails the image is dropped: `recover` finishes the commit or takes it back."""
+        """Writes a prepared patch to engine and image. If it fails the image is dropped: `recover` finishes the commit
+        or takes it back. CommitDeferred says that nothing was touched.
+        """
         if self.image is None:
             raise StoreError("Nothing is held that a patch could be applied to.")
         with self.lock:
             self._store.set_intent(prepared.marker)
             try:
-                self._engine.commit(self.image, prepared.overlay)
+                self._engine.commit(self.image, prepared.overlay, self._applied(prepared.marker))
+            except CommitDeferred:
+                self._store.drop_intent()
+                raise
             except BaseException:
                 self._drop_image()
                 raise
@@ -222,6 +246,7 @@ class Holding:
         self._engine.verify(image)
         marker = self._marker_of(manifest, serial, held.base, held.log)
         with self.lock:
+            self._engine.relabel(image, self._applied(marker))
             self._store.set_marker(marker)
             self.marker = marker
 
@@ -251,8 +276,17 @@ class Holding:
             folder.parent.mkdir(parents=True, exist_ok=True)
             return Image.create(folder, checkpoint, state)
 
+    def audit(self) -> None:
+        """Scans live memory, when nothing waits for it any more."""
+        if self.image is not None:
+            self._engine.audit(self.image)
+
+    def _applied(self, marker: Marker) -> Applied:
+        return Applied(self._documents.run, marker.run, marker.epoch, marker.version, marker.state)
+
     def _drop_image(self) -> None:
         if self.image is not None:
+            self._engine.let_go()
             self.image.close()
             self.image = None
 
@@ -260,7 +294,9 @@ class Holding:
         """Removes the image's files: the next `recover` rebuilds it."""
         with self.lock:
             self._drop_image()
-            remove(self._store.image_folder(self._chosen, 0))
+            folder = self._store.image_folder(self._chosen, 0)
+            Image.require_place(folder)
+            remove(folder)
 
     def doubt(self) -> None:
         """Compares what is held by strong digests; bytes that differ, in spite of right sums, are given up for a new

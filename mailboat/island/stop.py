@@ -55,6 +55,17 @@ class Stop:
         finally:
             self._interruptible = False
 
+    @contextlib.contextmanager
+    def shielded(self) -> Iterator[None]:
+        """A block inside `interruptible` that a signal must not leave half way."""
+        before, self._interruptible = self._interruptible, False
+        try:
+            yield
+        finally:
+            self._interruptible = before
+        if before:
+            self.check()
+
     def on_signals(self) -> None:
         """Handles SIGTERM and SIGINT in the main thread."""
 

@@ -29,6 +29,7 @@ from mailboat.durable import (
     unlock_file,
     write_durably,
 )
+from mailboat.errors import StoreError
 from mailboat.island.marker import Base, LogEntry, Marker
 from mailboat.island.shared_memory import SharedPlace
 from mailboat.manifest import BlobRef
@@ -73,6 +74,14 @@ class Store:
         if self._shared is not None:
             self._shared.close()
         unlock_file(self._lock)
+
+    def require_outside(self, folder: Path) -> None:
+        """Raises StoreError for a folder that is the store, holds it, or lies where it keeps what it can't rebuild."""
+        place = Path(os.path.realpath(folder))
+        root = Path(os.path.realpath(self.root))
+        kept = [root / inside.name for inside in (self.base_folder, self.log_folder, self.incoming)]
+        if place == root or place in root.parents or any(place == inside or inside in place.parents for inside in kept):
+            raise StoreError(f"{folder} overlaps the store {self.root}; choose another folder.")
 
     # -- marker
 

@@ -7,13 +7,14 @@ everything was scanned, and never give up while it may go on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.client import Api, pause_before
 from mailboat.errors import ApiError, Conflict, DiskFull, MailboatError, Unauthorised, Unreachable
-from mailboat.island.engines.checkpoint import CheckpointEngine
+from mailboat.island.engines.engine import EngineError
 from mailboat.island.enrolment import credential
 from mailboat.island.export import Export
 from mailboat.island.heads import HeadRefused, Heads
@@ -22,6 +23,9 @@ from mailboat.island.holding import Holding, Say
 from mailboat.island.keys import Credentials
 from mailboat.island.link import EmulatedLink
 from mailboat.island.outbox import Outbox
+from mailboat.island.sidecar.assembly import EngineOptions, Sidecar
+from mailboat.island.sidecar.gate import CommitDeferred
+from mailboat.island.sidecar.types import SyncView
 from mailboat.island.stop import Stop, Stopped
 from mailboat.island.store import Store
 from mailboat.island.trip import Means, Trip
@@ -50,6 +54,7 @@ class IslandOptions:
     link_mbit: float | None = None
     ca_file: str | None = None
     poll_seconds: float = POLL_SECONDS
+    serving: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
 
 
 class NewerHead(Exception):  # noqa: N818 - a change of mind, not an error
@@ -64,13 +69,14 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     """
     store = Store(options.store)
     api = Api(options.server, options.project, ca_file=options.ca_file, sleep=stop.sleep)
+    sidecar = None
     try:
-        engine = CheckpointEngine()
-        enrolled = credential(store, api, options.token, engine=engine, stop=stop, say=say)
+        sidecar = Sidecar(options.serving, stop=stop, say=say)
+        enrolled = credential(store, api, options.token, engine=sidecar.engine, stop=stop, say=say)
         api.token = enrolled.credential
         credentials = Credentials(store, api)
         island = Island(
-            options, store, api, engine=engine, enrolled=enrolled, credentials=credentials, stop=stop, say=say
+            options, store, api, sidecar=sidecar, enrolled=enrolled, credentials=credentials, stop=stop, say=say
         )
         try:
             island.run()
@@ -79,6 +85,8 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     except Stopped:
         say("stopped")
     finally:
+        if sidecar is not None:
+            sidecar.close()
         store.close()
         api.close()
 
@@ -92,7 +100,7 @@ class Island:
         store: Store,
         api: Api,
         *,
-        engine: CheckpointEngine,
+        sidecar: Sidecar,
         enrolled: Enrolment,
         credentials: Credentials,
         stop: Stop,
@@ -107,7 +115,9 @@ class Island:
         self._status = Status(phase=PREPARING)
         documents = Documents(api, enrolled.run, enrolled.run_id, store)
         link = EmulatedLink(options.link_mbit, sleep=stop.sleep) if options.link_mbit else None
-        self._holding = Holding(store, engine, documents, options.image, say)
+        self._sidecar = sidecar
+        sidecar.view = self._view
+        self._holding = Holding(store, sidecar.engine, documents, options.image, say)
         self._means = Means(api, documents, store, self._holding, self._status, stop, link, options.base, say)
         self._channel = enrolled.channel
         self._heads = Heads(store, enrolled.run_id, enrolled.channel)
@@ -118,6 +128,7 @@ class Island:
             enrolled.island,
             self._holding,
             self._status,
+            serving=sidecar,
             credentials=credentials,
             channel=enrolled.channel,
             seconds=enrolled.heartbeat_seconds,
@@ -126,6 +137,7 @@ class Island:
         )
         self._head: tuple[Envelope, str] | None = None
         self._trip: Trip | None = None
+        self._moved = False
         self._failures = 0  # decide the remedy
         self._troubles = 0  # decide the pause
         self._told: tuple[int | None, str] | None = None
@@ -175,6 +187,7 @@ class Island:
             self._move()
             with self._stop.interruptible():
                 self._outbox.send()
+                self._audit()
         except Conflict as error:
             if error.code != OTHER_CHANNEL:
                 self._fail(error)
@@ -214,7 +227,7 @@ class Island:
             if self._head is None and wait:
                 self._stop.sleep(min(1.0, wait))  # a server that has no head yet may answer at once
             return False
-        self._heads.accept(answer[0])
+        self._sidecar.note_head(self._heads.accept(answer[0]).version)
         self._head = answer
         return True
 
@@ -242,8 +255,10 @@ class Island:
         trip = self._trip = Trip(self._means, head, afresh=afresh, look_again=look_again)
         trip.go()
         self._outbox.put(trip.report())
+        self._moved = True
         self._holding.tidy()
         self._write_export()
+        self._sidecar.note_bytes(trip.bytes)
         self._say(f"version {head.version}  {human_bytes(trip.bytes)}  {trip.total:.2f} s  verified")
 
     def _look_again(self) -> None:
@@ -272,6 +287,12 @@ class Island:
 
     # -- afterwards
 
+    def _audit(self) -> None:
+        """Scans the engine's live memory after a move, when the report is out and requests run again."""
+        if self._moved:
+            self._moved = False
+            self._holding.audit()
+
     def _write_export(self) -> None:
         """Exports the version held; a failure is said and tried again with the next version or start."""
         held, image = self._holding.held, self._holding.image
@@ -288,7 +309,7 @@ class Island:
         up.
         """
         sentence = str(error)
-        passing = isinstance(error, (Unreachable, DiskFull, HeadRefused, ApiError))
+        passing = isinstance(error, (Unreachable, DiskFull, HeadRefused, ApiError, EngineError, CommitDeferred))
         # A passing trouble is waited out and keeps what was downloaded; anything else calls for the next remedy.
         self._failures += 0 if passing else 1
         self._troubles += 1
@@ -304,7 +325,17 @@ class Island:
         if self._options.once and (isinstance(error, Unauthorised) or self._troubles > self._api.attempts):
             raise error
         with self._stop.interruptible():
-            self._stop.sleep(pause_before(min(self._troubles, 8)))
+            self._nap(pause_before(min(self._troubles, 8)))
+
+    def _nap(self, seconds: float) -> None:
+        """Sleeps, unless a request for a newer version wakes the loop."""
+        self._sidecar.wake.clear()
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._sidecar.wake.is_set():
+            self._stop.sleep(min(0.05, left))
+
+    def _view(self) -> SyncView:
+        return SyncView(self._status.phase, self._status.reason)
 
 
 def human_bytes(count: float) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from mailboat.checkpoint.side_files import SideFile, side_file
 from mailboat.checkpoint.source import TensorSource
 from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder
-from mailboat.errors import CheckpointChanged, InventoryMismatch, PatchError
+from mailboat.errors import CheckpointChanged, CheckpointError, InventoryMismatch, PatchError
 from mailboat.patch.container import Metadata, header_bytes
 from mailboat.patch.encoder import EncodeFor, Encoder
 from mailboat.patch.format import MAX_HEADER_BYTES, SIDE_PREFIX
@@ -68,12 +68,13 @@ def build_patch(
     `encode_for`: "size" takes the smallest encodings, "speed" only those that are applied without scanning the base.
     With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the
     bytes of target read since its last call. Both states are measured whole even where only one part is written.
-    Raises InventoryMismatch, CheckpointError, CheckpointChanged, DiskFull.
+    Raises InventoryMismatch, CheckpointError (also where `out` would touch what is read), CheckpointChanged, DiskFull.
     """
     base.inventory.require_same(target.inventory)
     if base_state is not None:
         base_state.inventory.require_same(base.inventory)
     out = Path(out)
+    _check_out(out, [source for source in (base, target) if isinstance(source, Checkpoint)])
     with ExitStack() as stack:
         stack.enter_context(disk_full_as_error(out.parent))
         builder = _Builder(
@@ -91,6 +92,20 @@ def build_patch(
             if isinstance(source, Checkpoint):
                 source.check_unchanged()
         return builder.write(out)
+
+
+def _check_out(out: Path, read: Sequence[Checkpoint]) -> None:
+    """Refuse an `out` that is or lies in what is read, has no folder, or stands where something else than a file is."""
+    if not out.name or not out.parent.is_dir():
+        raise CheckpointError(f"{out} can't be written: its folder does not exist.")
+    if out.exists() and not out.is_file():
+        raise CheckpointError(f"{out} can't be written: it is not a file; give the name of a file.")
+    place = Path(os.path.realpath(out))
+    for checkpoint in read:
+        for path in (checkpoint.path, *(shard.path for shard in checkpoint.shards)):
+            source = Path(os.path.realpath(path))
+            if source == place or source in place.parents:
+                raise CheckpointError(f"{out} overlaps {path}, which is read and never written; choose another place.")
 
 
 def _whole(base: TensorSource) -> PartSpec:

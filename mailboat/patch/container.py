@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +128,13 @@ class PatchFile:
     def open(cls, path: Path) -> PatchFile:
         """Open and check a part. Raises PatchError, UnknownCodec."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Not to wait for the other end of a pipe; on files the flag means nothing.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise PatchError(f"The patch {path} can't be opened: {error.strerror}.") from None
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PatchError(f"The patch {path} is not a file.")
             return cls(Path(path), descriptor)
         except BaseException:
             os.close(descriptor)

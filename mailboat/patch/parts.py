@@ -91,10 +91,10 @@ class Parts:
             for group, (start, end) in enumerate(pairwise(edges)):
                 yield Group(part, group, tuple(self._described(part, block) for block in at[start:end].tolist()))
 
-    def encoding(self, index: int, number: int) -> int:
-        """How a block of a tensor is encoded."""
+    def is_changed(self, index: int, number: int) -> bool:
+        """Whether a block of a tensor changes."""
         place = self.places[index]
-        return int(place.part.table.encoding[place.first_block + number]) if place.changed else SAME
+        return bool(place.changed) and place.part.table.encoding[place.first_block + number] != SAME
 
     def code(self, index: int, number: int) -> BlockCode:
         """One block's encoded bytes, with nothing decoded but the chunks that they lie in. Not thread safe."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -99,7 +99,9 @@ def workers(threads: int) -> Executor:
     return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block") if threads > 1 else _Inline()
 
 
-def in_order(pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]) -> Iterator[Done]:
+def in_order(
+    pool: Executor, slots: int, work: Iterable[Work], do: Callable[[Scratch, Work], Done]
+) -> Generator[Done, None, None]:
     """Yield `do(scratch, item)` for each item in order.
 
     A result's buffers are reused after the next one is asked for.

@@ -137,4 +137,4 @@ def test_queries_do_not_grow_with_rows(
     with CaptureQueriesContext(connection) as many:
         owner.get(world.pages[name])
     assert len(many) == len(few)
-    assert len(many) < 25
+    assert len(many) < 40  # of a whole page; polling asks for less

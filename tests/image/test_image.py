@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mailboat.checkpoint.files import Checkpoint
+from mailboat.checkpoint.side_files import side_file
 from mailboat.checkpoint.source import ArraySource
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure
@@ -385,3 +386,52 @@ def test_state_with_other_side_files_is_refused(tmp_path: Path, image: Image) ->
     parts, state = step(tmp_path, model(0, old_txt=b"0"), model(1))
     with pytest.raises(DigestMismatch):
         image.prepare(parts, replace(state, side_files=()))
+
+
+def test_what_is_no_image_is_never_replaced(tmp_path: Path) -> None:
+    base = model(0)
+    write_checkpoint(base, tmp_path / "weights")
+    (tmp_path / "letter").write_text("dear")
+    before = files(tmp_path)
+    for name in ("weights", "letter"):
+        with pytest.raises(StoreError, match="something else than an image"):
+            Image.create(tmp_path / name, base, measure(base))
+    assert files(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    Image.create(tmp_path / "empty", base, measure(base)).close()
+
+
+def test_a_commit_that_failed_late_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = {"t": ("U8", (4,), random_bits("U8", (4,), 1))}
+    for number, (old, new) in enumerate(
+        [({"a/b": b"1"}, {}), ({"a": b"1"}, {"a/b": b"2"}), ({"a/b": b"1"}, {"a": b"2"})]
+    ):
+        before, after = source(tensor, old), source(tensor, new)
+        image = Image.create(tmp_path / f"image{number}", before, measure(before))
+        parts, state = step(tmp_path, before, after)
+        overlay = image.prepare(parts, state)
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", full)
+            with pytest.raises(DiskFull):
+                image.commit(overlay)
+        image.commit(overlay)
+        assert image.measure().digest == state.digest
+        Image.open(image.folder).close()
+
+
+@pytest.mark.parametrize("config", [b'{"v":1', b'{"quantization_config":{"bits":4}}'])
+def test_a_config_that_makes_another_model_is_refused_before_anything_is_written(
+    tmp_path: Path, image: Image, config: bytes
+) -> None:
+    target = model(1)
+    target._side = {"config.json": config}
+    target._side_files = (side_file("config.json", config),)
+    parts, state = step(tmp_path, model(0, old_txt=b"0"), target)
+    before = files(tmp_path)
+    with pytest.raises(MailboatError, match=r"config\.json"):
+        image.prepare(parts, state)
+    assert files(tmp_path) == before

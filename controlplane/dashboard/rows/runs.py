@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Max, Q, Sum
+from django.db.models import Count, F, Max, Q, Sum
+from django.db.models.functions import Now, TruncHour
 from django.urls import reverse
 
 from controlplane.dashboard import badges, charts, wording
 from controlplane.dashboard.badges import Badge, badge
+from controlplane.fleet import outline
 from controlplane.fleet.models import Island
 from controlplane.registry import selectors as registry
-from controlplane.registry.errors import Missing
-from controlplane.registry.models import Anchor, Channel, Patch, Project, Run, Version
+from controlplane.registry.errors import Missing, Refusal
+from controlplane.registry.models import Anchor, Blob, Channel, Patch, Project, Run, Version
 
 PAGE = 25
+HOURS = 24
+HOLDERS = 12
+LOOK_BACK = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,134 @@ def size_points(run: Run, last: int) -> list[charts.SizePoint]:
         if is_patch:
             note += f", {wording.share(count, version.full_bytes)} of the full size"
         address = reverse("dashboard:version", args=[run.project.slug, run.name, version.number])
-        points.append(charts.SizePoint(version.number, count, is_patch, address, note))
+        density = None if version.changed is None or not version.elements else version.changed / version.elements
+        points.append(charts.SizePoint(version.number, count, is_patch, address, note, density))
     return points[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRow:
+    """A channel of a run with how far its islands have come."""
+
+    channel: Channel
+    islands: int
+    arrived: int
+
+
+def channel_rows(run: Run) -> list[ChannelRow]:
+    """The channels of a run, `latest` first. Pins of single islands are no channels for people."""
+    arrived = Q(islands__verified_version=F("version"))
+    found = (
+        registry.channels(run)
+        .defer("version__envelope", "version__side_files", "head_envelope")
+        .annotate(followers=Count("islands"), arrived=Count("islands", filter=arrived))
+    )
+    ordered = sorted(found, key=lambda channel: (channel.name != Channel.LATEST, channel.name))
+    return [ChannelRow(channel, channel.followers, channel.arrived) for channel in ordered]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a run keeps, in bytes."""
+
+    blobs: int
+    bytes: int
+    anchors: tuple[tuple[int, str, int], ...]
+
+
+def storage(run: Run) -> Storage:
+    """Blobs of the run, and its newest anchors: version, kind, bytes."""
+    total = Blob.objects.filter(run=run).aggregate(n=Count("id"), bytes=Sum("size"))
+    anchors = Anchor.objects.filter(version__run=run).order_by("-version__number")
+    return Storage(total["n"], total["bytes"] or 0, tuple(anchors.values_list("version__number", "kind", "bytes")[:5]))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What the settings would let go: versions, and the bytes of their patches and anchors."""
+
+    versions: int
+    bytes: int
+
+
+def retention(run: Run) -> Retention | None:
+    """A preview of what lies beyond the saved limits; None when everything is kept. Nothing is deleted here."""
+    if run.keep_versions is None and run.keep_days is None:
+        return None
+    old = Version.objects.filter(run=run, channels=None)
+    if run.keep_versions is not None:
+        newest = Version.objects.filter(run=run).aggregate(n=Max("number"))["n"] or 0
+        old = old.filter(number__lte=newest - run.keep_versions)
+    if run.keep_days is not None:
+        old = old.filter(committed_at__lt=Now() - timedelta(days=run.keep_days))
+    total = old.aggregate(n=Count("id"), patches=Sum("patch_bytes"), anchors=Sum("anchor__bytes"))
+    return Retention(total["n"], (total["patches"] or 0) + (total["anchors"] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The budget of a run in words, and how many of its islands are over it now."""
+
+    budget: str
+    over: int
+    islands: int
+
+
+def staleness(run: Run) -> Staleness:
+    """What the run allows, and who is beyond it."""
+    allowed = []
+    if run.staleness_versions is not None:
+        allowed.append(wording.plural(run.staleness_versions, "version"))
+    if run.staleness_seconds is not None:
+        allowed.append(wording.duration(run.staleness_seconds))
+    mine = [row for row in outline.standings(run.project) if row.island.run_id == run.pk and row.island.enabled]
+    over = sum(
+        (run.staleness_versions is not None and (row.skew_versions or 0) > run.staleness_versions)
+        or (run.staleness_seconds is not None and (row.skew_seconds or 0) > run.staleness_seconds)
+        for row in mine
+    )
+    return Staleness(" or ".join(allowed), over, len(mine))
+
+
+def published_per_hour(run: Run, now: datetime) -> list[tuple[datetime, int]]:
+    """Versions committed in each of the last 24 hours, the oldest first."""
+    first = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=HOURS - 1)
+    found = Version.objects.filter(run=run, committed_at__gte=first).order_by()
+    counts = dict(found.values_list(TruncHour("committed_at")).annotate(Count("id")))
+    hours = [first + timedelta(hours=index) for index in range(HOURS)]
+    return [(hour, counts.get(hour, 0)) for hour in hours]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How an island would get to a version: from where, in how many steps, with how many bytes."""
+
+    begin: str
+    steps: str
+    bytes: int | None
+    why_not: str = ""
+
+
+def routes(version: Version) -> list[Route]:
+    """The route from nothing, and from ten versions before or the oldest that is nearer."""
+    if version.state != Version.State.READY:
+        return []
+    earlier = Version.objects.filter(run=version.run_id, number__lt=version.number, state=Version.State.READY)
+    begins = list(earlier.order_by("-number").values_list("number", "state_digest")[:LOOK_BACK])
+    picked = [("nothing", "")] + [(f"v{number}", digest) for number, digest in begins[-1:]]
+    return [replace(route(version.run, digest, version.number), begin=begin) for begin, digest in picked]
+
+
+def route(run: Run, held: str, number: int) -> Route:
+    """One route; `why_not` tells why there is none."""
+    try:
+        plan = registry.plan(run, held, number)
+    except Refusal as refusal:
+        return Route("", "", None, refusal.detail)
+    kinds = [step["kind"] for step in plan.steps]
+    words = [wording.plural(kinds.count(kind), kind, many) for kind, many in (("anchor", ""), ("patch", "patches"))]
+    shown = " and ".join(word for word, kind in zip(words, ("anchor", "patch"), strict=True) if kind in kinds)
+    return Route("", shown or "nothing to do", plan.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +282,7 @@ def version_rows(run: Run, before: int | None) -> tuple[list[VersionRow], int | 
 def version(run: Run, number: int) -> Version:
     """One version with what its page names. Raises Missing."""
     found = (
-        Version.objects.select_related("parent", "epoch", "inventory")
+        Version.objects.select_related("run__project", "parent", "epoch", "inventory", "statistics")
         .defer("envelope")
         .filter(run=run, number=number)
         .first()
@@ -161,13 +292,23 @@ def version(run: Run, number: int) -> Version:
     return found
 
 
+def version_or_none(run: Run, number: int) -> Version | None:
+    """The same for a number that somebody typed."""
+    try:
+        return version(run, number)
+    except Missing:
+        return None
+
+
 def lineage(version: Version) -> dict[str, Any]:
     """Anchor, patches in and out, channels and islands of a version."""
     patches = Patch.objects.select_related("from_version", "to_version").annotate(part_count=Count("parts"))
     return {
+        "children": list(version.children.defer("envelope", "side_files").order_by("number")[:5]),
         "anchor": Anchor.objects.filter(version=version).first(),
         "patches_in": list(patches.filter(to_version=version)),
         "patches_out": list(patches.filter(from_version=version)),
         "channels": list(Channel.objects.filter(version=version).values_list("name", flat=True)),
-        "islands": list(Island.objects.filter(verified_version=version).order_by("name")),
+        "islands": list(Island.objects.filter(verified_version=version).order_by("name")[:HOLDERS]),
+        "holders": Island.objects.filter(verified_version=version).count(),
     }

@@ -14,16 +14,8 @@ from starlette.routing import Mount, Route
 from mailboat.island.sidecar.gate import Gate
 from mailboat.island.sidecar.metrics import CONTENT_TYPE, Metrics
 from mailboat.island.sidecar.proxy import Proxy
-from mailboat.island.sidecar.types import CommitMode
+from mailboat.island.sidecar.types import CommitMode, SyncView
 from mailboat.island.sidecar.upstreams import Upstreams
-
-
-@dataclass
-class SyncView:
-    """What the sync loop is doing, as `/server_info` shows it."""
-
-    state: str = "idle"
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ def application(parts: Parts) -> Starlette:
     gate, upstreams = parts.gate, parts.upstreams
 
     def unready() -> str:
-        return gate.reason if gate.applied is None else upstreams.reason
+        return gate.resting or (gate.reason if gate.applied is None else upstreams.reason)
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("alive\n")

@@ -62,6 +62,7 @@ class Gate:
         self.counts = Counts()
         self.applied: Applied | None = None
         self.reason = "The island has not caught up with its channel yet."
+        self.resting: str | None = None  # why no new request is taken although everything is well
         self.active: dict[int, Ticket] = {}
         self._wake = wake
         self._closed = False
@@ -124,8 +125,8 @@ class Gate:
 
     def _fits(self, constraint: Constraint) -> Applied:
         applied = self.applied
-        if applied is None:
-            raise Unavailable(self.reason)
+        if applied is None or self.resting is not None:
+            raise Unavailable(self.resting or self.reason)
         if constraint.pinned and self._give_ups >= self.limits.give_ups:
             raise Unavailable("Requests pinned to a version hold an update up; they are refused until it is committed.")
         if constraint.run is not None and constraint.run not in {applied.run, applied.run_id}:

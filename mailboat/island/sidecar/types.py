@@ -117,6 +117,14 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncView:
+    """What the sync loop is doing, as `/server_info` shows it."""
+
+    state: str = "idle"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of the queue before a closed gate (``queued`` requests, ``wait`` seconds) and of a ``drain`` (seconds)."""
 

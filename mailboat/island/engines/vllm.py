@@ -1,0 +1,183 @@
+"""vLLM (0.26+) over its HTTP surface (`VLLM_SERVER_DEV_MODE=1`): way A reloads from the image, way B writes in place.
+
+What a build can do is found out by asking, never by its version. Way B is used only after every rank has mapped every
+tensor and the live sums have agreed with the image's: a wrong mapping is found before it writes anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mailboat.digest import Sums
+from mailboat.errors import InventoryMismatch
+from mailboat.image import Image, Overlay
+from mailboat.island.engines.control import LEASE, Control, NoSuchRoute
+from mailboat.island.engines.engine import EngineError, EngineRefused, EngineUnreachable, Look, Staged
+from mailboat.island.engines.staging import StagingFolder
+
+_PROTOCOL = 1
+
+
+class VllmServer:
+    """One vLLM server. ``say`` hears which way it is driven and why."""
+
+    kind = "vllm"
+
+    def __init__(self, url: str, say: Callable[[str], None]) -> None:
+        self.url = url.rstrip("/")
+        self._control = Control(url)
+        self._say = say
+        self._folder: StagingFolder | None = None
+        self._opened: str | None = None  # the inventory that the workers have mapped and proven
+        self._numbers = itertools.count(1)
+        self._told = ""
+
+    def close(self) -> None:
+        """Removes what was staged."""
+        if self._folder is not None:
+            self._folder.close()
+        self._control.close()
+
+    def look(self) -> Look:
+        """`/health`, then `/weight_info` where the build has it."""
+        self._control.get("/health")
+        try:
+            info = self._control.get("/weight_info")
+        except NoSuchRoute:
+            return Look(None)
+        return Look(str(info.get("weight_version")) if isinstance(info, dict) else None)
+
+    def expect(self, label: str) -> None:
+        """The label is a call of its own here."""
+
+    # -- way B
+
+    def stage(self, image: Image, overlay: Overlay) -> Staged | None:
+        """Has every rank map the overlay; None when the workers have not mapped this inventory, or refuse."""
+        if self._opened != image.inventory.digest or overlay.side_paths or self._folder is None:
+            return None  # other side files may be another configuration: only a whole load takes them in
+        number = next(self._numbers)
+        path = self._folder.write_overlay(overlay, number)
+        try:
+            answers = self._collective("mailboat_stage", [str(path), number])
+        except EngineUnreachable:
+            raise
+        except EngineError as problem:
+            self._tell(f"reloads from the image: {problem}")
+            return None
+        finally:
+            path.unlink(missing_ok=True)
+        changed = sum(int(answer["changed"]) for answer in answers)
+        if changed != overlay.changed:
+            self._tell(f"reloads from the image: its workers took {changed} of {overlay.changed} changes")
+            return None
+        return Staged({"number": number, "tensors": len(image.inventory.tensors)})
+
+    def drop(self, staged: Staged) -> None:  # noqa: ARG002
+        """Gives the workers' memory back; the next overlay does so too."""
+        try:
+            self._collective("mailboat_drop", [])
+        except EngineError:
+            return
+
+    def write(self, staged: Staged, image: Image) -> Sums:
+        """Writes the staged overlay; the change of the sums, uint64 (N, 2)."""
+        answers = self._collective("mailboat_write", [staged.handle["number"]], seconds=LEASE)
+        return _added(answers, len(image.inventory.tensors))
+
+    def live_sums(self, image: Image) -> Sums | None:
+        """The sums of live memory by the extension; None without it, or when it can't map this inventory."""
+        if not self._open(image):
+            return None
+        answers = self._collective("mailboat_sums", [], seconds=LEASE)
+        return _added(answers, len(image.inventory.tensors))
+
+    def _open(self, image: Image) -> bool:
+        """Whether every rank maps the image's inventory and together they hold every element once."""
+        inventory = image.inventory
+        if self._opened == inventory.digest:
+            return True
+        try:
+            self._collective("mailboat_hello", [])
+            if self._folder is None:
+                self._folder = StagingFolder()
+            self._folder.write_inventory(inventory)
+            answers = self._collective("mailboat_open", [str(self._folder.path)])
+        except EngineUnreachable:
+            raise
+        except (EngineError, InventoryMismatch) as problem:
+            self._tell(f"is driven by way A, reloading from the image: {problem}")
+            return False
+        covered = np.sum([answer["covered"] for answer in answers], axis=0)
+        homeless = [
+            tensor.name for tensor, count in zip(inventory.tensors, covered, strict=True) if count != tensor.elements
+        ]
+        if homeless:
+            self._tell(
+                f"is driven by way A: {homeless[0]} and {len(homeless) - 1} more have no whole home in its workers"
+            )
+            return False
+        self._opened = inventory.digest
+        self._tell("is driven by way B, writing in place")
+        return True
+
+    # -- both ways
+
+    def pause(self, *, resident: bool) -> None:  # noqa: ARG002
+        """`mode=keep` always: the default would abort every request."""
+        self._control.post("/pause", query={"mode": "keep"}, seconds=60)
+
+    def reload(self, image: Image) -> None:
+        """Way A: every worker reads the image's folder; afterwards its parameters may lie elsewhere."""
+        self._opened = None
+        path = {"weights_path": str(image.folder)}
+        self._control.post("/collective_rpc", {"method": "reload_weights", "kwargs": path}, seconds=LEASE)
+
+    def label(self, text: str) -> None:
+        """`/update_weight_version`; builds without it have no label."""
+        try:
+            self._control.post("/update_weight_version", {"new_version": text})
+        except NoSuchRoute:
+            return
+
+    def resume(self) -> None:
+        """`/resume`."""
+        self._control.post("/resume", seconds=60)
+
+    def reset_cache(self) -> None:
+        """`/reset_prefix_cache`: refused as 200 `{"success": false}` while blocks are held."""
+        answer = self._control.post("/reset_prefix_cache")
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineRefused(f"The engine at {self.url} can't reset its prefix cache while requests are resident.")
+
+    def _collective(self, method: str, arguments: list[Any], *, seconds: float = 60.0) -> list[dict[str, Any]]:
+        answer = self._control.post("/collective_rpc", {"method": method, "args": arguments}, seconds=seconds)
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results or not all(isinstance(result, dict) for result in results):
+            raise EngineRefused(f"The engine at {self.url} has no worker extension of Mailboat.")
+        for result in results:
+            if "refused" in result:
+                raise EngineRefused(str(result["refused"]))
+        return results
+
+    def _tell(self, line: str) -> None:
+        if self._told != line:
+            self._told = line
+            self._say(f"engine {self.url} {line}")
+
+
+def _added(answers: list[dict[str, Any]], tensors: int) -> Sums:
+    total = np.zeros((tensors, 2), np.uint64)
+    for index, first, second in _rows(answers):
+        total[index] += np.array([first, second], np.uint64)
+    return total
+
+
+def _rows(answers: list[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
+    for answer in answers:
+        for index, first, second in answer["sums"]:
+            yield int(index), int(first), int(second)
