@@ -99,7 +99,15 @@ class Decoder:
         place = self._place(index, first, code.elements)
         old, old_bytes = self._old(scratch, place)
         if code.encoding == POSITIONAL:
-            return self._of_changes(scratch, place, old, *blocks.decode_changes(scratch, old, code))
+            positions, elements = blocks.decode_changes(scratch, old, code)
+            change = self._change(place, old, positions, elements)
+            kept = elements.view(np.uint8)[: positions.size * code.width]
+            if place.is_small(positions.size):
+                return place.decoded(positions.size, positions, kept, change)
+            new, new_bytes = scratch.words("new", place.nbytes)
+            new[:] = old
+            kernels().scatter(positions, kept, code.width, 0, new_bytes)
+            return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
         positions, new = blocks.decode_planes(scratch, old, code)
         new_bytes = new.view(np.uint8)[: place.nbytes]
         seed = self._seeds_of(place)
@@ -121,22 +129,18 @@ class Decoder:
             new = np.zeros(-(-changed * tensor.width // 8), np.uint64)
             block = OldBlock(index, tensor.dtype, old, elements, tensor.width)
             decoder.block(block, positions, new.view(np.uint8))
-            found.append(self._of_changes(scratch, place, old, positions, new))
+            # A quarter at most changes: one by one, in memory of their own, since the whole group is handed on at once.
+            kept = new.view(np.uint8)[: changed * tensor.width]
+            found.append(place.decoded(changed, positions, kept, self._change(place, old, positions, new)))
         decoder.finish()
         return found
 
-    def _of_changes(self, scratch: Scratch, place: _Place, old: Words, positions: Positions, new: Words) -> Decoded:
-        """A block whose changes are known one by one."""
-        width, changed = place.tensor.width, positions.size
+    def _change(self, place: _Place, old: Words, positions: Positions, new: Words) -> Sums:
+        """What changes that are known one by one do to the sums."""
         change = np.zeros(2, np.uint64)
+        width = place.tensor.width
         kernels().sum_elements(old, new, positions, width, *place.piece, *self._seeds_of(place), change)
-        kept = new.view(np.uint8)[: changed * width]
-        if place.is_small(changed):
-            return place.decoded(changed, positions, kept, change)
-        whole, whole_bytes = scratch.words("new", place.nbytes)
-        whole[:] = old
-        kernels().scatter(positions, kept, width, 0, whole_bytes)
-        return place.decoded(changed, _EVERYWHERE, whole_bytes, change)
+        return change
 
     def _place(self, index: int, first: int, elements: int) -> _Place:
         tensor = self._tensors[index]

@@ -200,6 +200,21 @@ def test_groups_are_cut_at_32_mib(tmp_path: Path) -> None:
         assert patch.table.groups == -(-2 * bits.nbytes // GROUP_BYTES)
 
 
+def test_many_small_changes_to_bytes_in_several_blocks_of_one_group(tmp_path: Path) -> None:
+    """A fifth to a quarter of one-byte elements: here positions take more memory than the block, but still win."""
+    bits = np.random.default_rng(1).integers(100, 110, 600_000, dtype=np.uint8)
+    after = changed(bits, 1, 0.28, 2, step=2)
+    names = [f"t{i}" for i in range(3)]
+    base, target = (
+        ArraySource(dict(zip(names, np.array_split(content, 3), strict=True)), dtypes=dict.fromkeys(names, "F8_E4M3"))
+        for content in (bits, after)
+    )
+    built = build_patch(base, target, tmp_path / "p")
+    assert codecs(built.path) == ("contextual",)
+    with Checkpoint.open(written(tmp_path, "base", base)) as checkpoint:
+        assert apply_patch(checkpoint, [built.path], tmp_path / "out") == built.target_state.digest
+
+
 def test_inspect_shares_a_groups_bytes_among_its_tensors(tmp_path: Path) -> None:
     bits = weights(100_000, 1)
     built = build_patch(model(bits), model(stepped(bits, 2)), tmp_path / "p")
