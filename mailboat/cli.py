@@ -19,6 +19,7 @@ from mailboat.errors import MailboatError
 _COMMANDS = {
     "digest": "Print the state digest of a checkpoint.",
     "patch": "Build, apply and inspect patches.",
+    "quantise": "Write a checkpoint in a smaller served format (FP8, NVFP4, MXFP4, INT4).",
     "publish": "Publish a checkpoint as the next version of a run.",
     "island": "Run an island that follows a channel.",
 }

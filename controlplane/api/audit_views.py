@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 from django.utils.dateparse import parse_datetime
@@ -107,8 +107,8 @@ def _moment(query: Mapping[str, str], name: str) -> datetime | None:
     raw = query.get(name, "")
     try:
         moment = parse_datetime(raw) if raw else None
-    except ValueError:
-        moment = None
-    if raw and (moment is None or moment.tzinfo is None):
-        raise ValidationError({name: "It must be a moment with its time zone, like 2026-11-30T12:00:00Z."})
-    return moment
+        if raw and (moment is None or moment.tzinfo is None):
+            raise ValueError(raw)
+        return None if moment is None else moment.astimezone(UTC)  # PostgreSQL takes fewer offsets than Python
+    except (ValueError, OverflowError):
+        raise ValidationError({name: "It must be a moment with its time zone, like 2026-11-30T12:00:00Z."}) from None

@@ -11,7 +11,7 @@ import binascii
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
@@ -96,7 +96,9 @@ def _value(model: type[Model], name: str, value: Any) -> Any:
     found = convert(value)
     if found is None or (isinstance(found, datetime) and found.tzinfo is None):
         raise ValueError(value)
-    return found
+    if isinstance(found, int) and not -BIG <= found <= BIG:
+        raise ValueError(value)
+    return found.astimezone(UTC) if isinstance(found, datetime) else found  # PostgreSQL takes fewer offsets than Python
 
 
 def _after(order: Sequence[str], place: Sequence[Any]) -> Q:

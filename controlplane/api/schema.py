@@ -62,6 +62,11 @@ def add_plain_views(result: Json, **_: Any) -> Json:
     for path, methods in _plain().items():
         for method, operation in methods.items():
             result["paths"].setdefault(path, {})[method] = operation
+    for methods in result["paths"].values():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path" and parameter["name"] in _PARTS:
+                    parameter["schema"] = _PARTS[parameter["name"]]
     result["paths"] = dict(sorted(result["paths"].items()))
     return result
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import F
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 from controlplane.accounts import services as accounts
 from controlplane.audit import services as audit
@@ -59,8 +59,6 @@ def set_enabled(island: Island, enabled: bool, *, reason: str = "", actor: str, 
     evidence. Raises Changed.
     """
     changes = {"enabled": enabled, "disabled_reason": "" if enabled else reason[:REASON]}
-    if island.enabled == enabled and enabled:
-        return island
     action = "island.enable" if enabled else "island.disable"
     return _order(island, action, changes, actor=actor, seen=seen, reason=reason)
 
@@ -88,8 +86,6 @@ def drain(
 
 def stop_drain(island: Island, *, actor: str, seen: int | None = None) -> Island:
     """Takes a drain back: the island takes requests again. Raises Changed."""
-    if island.draining_since is None:
-        return island
     changes: dict[str, Any] = {"draining_since": None, "drain_until": None, "drain_reason": ""}
     return _order(island, "island.stop_drain", changes, actor=actor, seen=seen, kept=("drain_until",))
 
@@ -101,11 +97,8 @@ def rotate_credential(island: Island, *, actor: str, seen: int | None = None) ->
     """
     if island.token is None or island.token.revoked_at is not None:
         raise WrongState(f"The island {island.name} has no working credential; enrol it again.")
-    if island.rotation_asked_at is not None:
-        return island
-    return _order(
-        island, "island.rotate", {"rotation_asked_at": Now()}, actor=actor, seen=seen, kept=("rotation_asked_at",)
-    )
+    changes = {"rotation_asked_at": Coalesce("rotation_asked_at", Now())}  # asking again starts nothing anew
+    return _order(island, "island.rotate", changes, actor=actor, seen=seen, kept=("rotation_asked_at",))
 
 
 def revoke_credential(island: Island, *, reason: str = "", actor: str, seen: int | None = None) -> Island:
@@ -159,15 +152,22 @@ def _order(
     kept: tuple[str, ...] | None = None,
     reason: str = "",
 ) -> Island:
-    """Writes columns and the audit entry; `kept` are the columns that the entry shows (None: all of them)."""
+    """Writes columns and the audit entry; `kept` are the columns that the entry shows (None: all of them). What is so
+    already is left alone.
+    """
     shown = tuple(changes) if kept is None else kept
     with transaction.atomic():
         row = locked(island, seen)
+        if changes and all(getattr(row, name) == value for name, value in changes.items()) and shown:
+            island.refresh_from_db()
+            return island
         before = {name: _plain(getattr(row, name)) for name in shown}
         Island.objects.filter(pk=row.pk).update(**changes, revision=F("revision") + 1)
         row.refresh_from_db()
-        after = {name: _plain(getattr(row, name)) for name in shown} | ({"reason": reason} if reason else {})
-        audit.record(row.project, actor, action, f"island {row.name}", before=before, after=after)
+        after = {name: _plain(getattr(row, name)) for name in shown}
+        if after != before or not shown:
+            said = after | ({"reason": reason} if reason else {})
+            audit.record(row.project, actor, action, f"island {row.name}", before=before, after=said)
     island.refresh_from_db()
     return island
 

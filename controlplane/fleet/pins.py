@@ -43,10 +43,10 @@ def pin(island: Island, number: int, *, reason: str = "", actor: str, seen: int 
 
 def unpin(island: Island, *, actor: str, seen: int | None = None) -> Island:
     """Lets the island follow its channel again. Raises Changed."""
-    if island.pin_id is None:
-        return island
     with transaction.atomic():
         row = _locked(island, seen)
+        if row.pin is None:
+            return island
         before = _shown(row)
         release(row)
         Island.objects.filter(pk=row.pk).update(revision=F("revision") + 1)

@@ -36,7 +36,12 @@ SCHEDULE = (
     Entry("sweep", "mailboat.sweep", "Takes jobs back whose worker is gone; wakes workers again.", seconds=3.0),
     Entry("heads", "mailboat.heads", "Renews the heads of channels before they expire.", seconds=60.0),
     Entry("scrub", "mailboat.scrub", "Verifies every island that is there.", at=(3, 17)),
-    Entry("tidy", "mailboat.tidy", "Forgets ended sessions, full buckets and workers that are gone.", at=(4, 41)),
+    Entry(
+        "tidy",
+        "mailboat.tidy",
+        "Forgets ended sessions, full buckets, old answers and workers that are gone.",
+        at=(4, 41),
+    ),
 )
 
 

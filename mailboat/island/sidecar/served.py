@@ -114,6 +114,8 @@ class Served:
                 with self._door.quiet(applied, self._mode):
                     self._reset_caches(berths)
                     moved = self._swap(berths, move.one, applied)
+                if not move.begun:
+                    raise CommitDeferred(f"No engine stood still for version {applied.version}: {self.fence}")
             except CommitDeferred:
                 self._metrics.commits.labels("given_up").inc()
                 self._each([berth for berth in berths if berth in staged], lambda b: b.server.drop(staged[b]), "")
@@ -369,6 +371,7 @@ class _Move:
         self._staged = staged
         self._say = say
         self._lock = threading.Lock()
+        self.begun = False  # whether anything may have been touched
 
     def write_image(self) -> None:
         """Writes the image; repeating it is harmless."""
@@ -377,6 +380,7 @@ class _Move:
 
     def one(self, berth: Berth) -> None:
         """Moves one paused engine."""
+        self.begun = True
         staged = self._staged.get(berth)
         if staged is not None:
             try:

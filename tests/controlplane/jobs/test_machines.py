@@ -51,13 +51,43 @@ class JobMachine(InTransaction):
     def start(self) -> None:
         self.job, _ = jobs.enqueue("replay", self.run, {}, "key")
         self.state, self.owner, self.over, self.attempt = "queued", "", False, 1
+        self.waiting, self.saved = False, None
 
     @rule(worker=WORKERS)
     def claim(self, worker: str) -> None:
         got = jobs.claim(self.job.pk, worker)
-        assert (got is not None) == (self.state == "queued")
+        assert (got is not None) == (self.state == "queued" and not self.waiting)
         if got:
+            assert got.saved == self.saved
             self.state, self.owner, self.over = "running", worker, False
+
+    @rule(worker=WORKERS, saved=st.dictionaries(st.sampled_from("ab"), st.integers()), still=st.booleans())
+    def park(self, worker: str, saved: dict[str, int], still: bool) -> None:
+        def call() -> None:
+            jobs.park(self.job.pk, worker, "an answer", until=timedelta(hours=1), saved=saved, still=lambda: still)
+
+        if not self.held(worker):
+            with pytest.raises(jobs.LostLease):
+                call()
+            return
+        call()
+        if self.state == "cancelling":
+            self.state = "cancelled"
+        else:
+            self.state, self.owner, self.waiting, self.saved = "queued", "", still, saved
+
+    @rule()
+    def wake(self) -> None:
+        assert jobs.wake(self.job.pk) == (self.state == "queued" and self.waiting)
+        self.waiting = False
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def wait_long_enough(self) -> None:
+        Job.objects.filter(pk=self.job.pk).update(not_before=Now() - timedelta(seconds=1))
+        if self.state == "queued":
+            self.waiting = False  # as far as a worker sees; nobody needs to wake it any more
+            Job.objects.filter(pk=self.job.pk).update(waiting_for="")
 
     def held(self, worker: str) -> bool:
         return self.state in {"running", "cancelling"} and self.owner == worker
@@ -100,6 +130,18 @@ class JobMachine(InTransaction):
         else:
             jobs.cancel(self.job, "owner")
             self.state = "cancelled" if self.state == "queued" else "cancelling"
+            self.waiting = False
+
+    @rule()
+    def rerun(self) -> None:
+        if self.state not in {"failed", "cancelled"}:
+            with pytest.raises(Refusal):
+                jobs.rerun(Job.objects.get(pk=self.job.pk), "owner")
+            return
+        job, new = jobs.rerun(Job.objects.get(pk=self.job.pk), "owner")
+        assert new and job.rerun_of_id == self.job.pk and job.params == self.job.params
+        self.job, self.state, self.owner, self.over, self.attempt = job, "queued", "", False, 1
+        self.waiting, self.saved = False, None
 
     @precondition(lambda self: self.state in {"running", "cancelling"})
     @rule()

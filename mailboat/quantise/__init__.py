@@ -1,0 +1,5 @@
+"""Served formats smaller than BF16, made from it: the same bits on every machine, so that they can be patched.
+
+A quantiser here is a function of a checkpoint's bits alone: no calibration, no randomness, no sums of floats whose
+order could matter. Arithmetic and names: docs/format/quantisers.md.
+"""

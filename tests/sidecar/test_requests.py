@@ -1,0 +1,168 @@
+"""What requests may ask, what goes on to the engine, and what comes back: byte for byte but for what is ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mailboat.island.sidecar.requests import VersionedRequest
+from mailboat.island.sidecar.routes import Kind, kind
+from mailboat.island.sidecar.splice import edited, parse_object
+from mailboat.island.sidecar.stamps import EventStamps, stamped
+from mailboat.island.sidecar.types import Applied, BadConstraint, Constraint
+from tests.engines.contract_engine import ContractEngine
+from tests.sidecar.harness import station
+
+APPLIED = Applied("voyage", "id", 0, 7, "ab" * 32, "x1")
+MALFORMED = [
+    "3", 3, True, [], [1], {"min_version": "3"}, {"min_version": 1.5}, {"min_version": -1}, {"exact_version": True},
+    {"exact_version": 2**60}, {"exact_version": 10**40}, {"min_version": []}, {"latest": 1}, {"min_version": 1, "x": None},
+]  # fmt: skip
+
+
+def test_a44_malformed_constraints_get_400_and_no_engine_sees_them(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        for constraint in MALFORMED:
+            status, body, _ = running.complete(weight_version=constraint)
+            assert status == 400, constraint
+            message = body["error"]["message"]
+            assert message.endswith(".") and "\n" not in message and len(message) < 200
+        for value in ("-1", "1.5", "x", "9" * 30, ""):
+            status, body, _ = running.post("/v1/completions", {"prompt": "x"}, {"Mailboat-Min-Version": value})
+            assert status == 400 and "Mailboat-Min-Version" in body["error"]["message"]
+        assert running.complete(run_id=5)[0] == 400
+        twice = b'{"prompt":"x","weight_version":null,"weight_version":null}'
+        assert running.post("/v1/completions", twice)[0] == 400
+        assert running.engine.seen == []
+        for fine in (None, {}, {"min_version": None, "exact_version": None}, {"min_version": 9, "exact_version": 0}):
+            assert running.complete(weight_version=fine)[0] == 200, fine
+        assert len(running.engine.seen) == 4
+        assert all("weight_version" not in body for body in running.engine.seen)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.recursive(
+            st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=6),
+            lambda inner: st.lists(inner, max_size=3),
+        ),
+        max_size=5,
+    ),
+    st.integers(0, 5),
+    st.sampled_from([None, 0, 2]),
+)
+def test_the_rest_of_a_body_keeps_its_bytes(members: dict[str, object], place: int, indent: int | None) -> None:
+    members = {key: value for key, value in members.items() if key not in {"weight_version", "run_id", "cache_salt"}}
+    items = list(members.items())
+    items.insert(min(place, len(items)), ("weight_version", {"min_version": 3}))
+    raw = json.dumps(dict(items), indent=indent, ensure_ascii=False)
+    try:
+        data = raw.encode()
+    except UnicodeEncodeError:
+        return
+    request = VersionedRequest.read(data, None, None)
+    assert request.constraint == Constraint(minimum=3)
+    assert json.loads(request.for_engine(APPLIED, None)) == members
+    salted = json.loads(request.for_engine(APPLIED, "cache_salt"))
+    assert salted == members | {"cache_salt": APPLIED.salt}
+    thing = parse_object(raw)
+    assert thing is not None
+    for member in thing.members:
+        if member.key != "weight_version":
+            assert raw[member.begin : member.end] in request.for_engine(APPLIED, None).decode()
+
+
+def test_numbers_and_escapes_survive() -> None:
+    text = '{"a":1.10,"weight_version":{},"b":"\\u00e9","c":1e5,"big":12345678901234567890123}'
+    assert edited(text, parse_object(text), cut=frozenset({"weight_version"})) == text.replace(
+        '"weight_version":{},', ""
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[1]", b"{", b'{"a":1,}', b"\xff\xfe", b'{"weight_version":', b"nonsense", b"{}x"]
+)
+def test_what_is_no_object_goes_on_untouched(raw: bytes) -> None:
+    request = VersionedRequest.read(raw, None, None)
+    assert request.constraint == Constraint() and request.for_engine(APPLIED, "cache_salt") == raw
+
+
+def test_body_and_headers_must_agree() -> None:
+    body = b'{"weight_version":{"min_version":3}}'
+    assert VersionedRequest.read(body, "3", None).constraint == Constraint(minimum=3)
+    assert VersionedRequest.read(b"{}", None, "4").constraint == Constraint(exact=4)
+    with pytest.raises(BadConstraint):
+        VersionedRequest.read(body, "4", None)
+
+
+def test_clients_own_cache_keys_stay_apart() -> None:
+    request = VersionedRequest.read(b'{"extra_key":["a","b"],"prompt":"x"}', None, None)
+    assert json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"] == [
+        f"{APPLIED.salt}/a",
+        f"{APPLIED.salt}/b",
+    ]
+
+
+def test_stamps_in_objects_batches_and_nothing_else() -> None:
+    assert stamped(b'{"id": 1}', 3, 4) == b'{"id": 1,"weight_version_start":3,"weight_version_end":4}'
+    batch = json.loads(stamped(b'[{"meta_info":{"a":1}},{"meta_info":{}}]', 3, 4))
+    assert [item["meta_info"]["weight_version_end"] for item in batch] == [4, 4]
+    forged = json.loads(stamped(b'{"weight_version_end":99,"a":[{"weight_version_end":5}]}', 3, 4))
+    assert forged["weight_version_end"] == 4 and forged["a"] == [{"weight_version_end": 5}]
+    for other in (b"[]x", b"3", b"", b'"x"', b"[1]", b"\xff"):
+        assert stamped(other, 3, 4) == other
+
+
+@given(st.integers(1, 7))
+def test_events_are_stamped_wherever_the_pieces_are_cut(size: int) -> None:
+    stream = (
+        b'data: {"choices":[{"text":"a","finish_reason":null}]}\r\n\r\n: ping\n\n'
+        b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    )
+    stamps = EventStamps(1, lambda: 2)
+    out = b"".join(stamps.feed(stream[at : at + size]) for at in range(0, len(stream), size)) + stamps.end()
+    assert out == stream.replace(b'"stop"}]}', b'"stop"}],"weight_version_start":1,"weight_version_end":2}')
+
+
+def test_the_end_of_a_responses_stream_is_stamped() -> None:
+    stamps = EventStamps(1, lambda: 2)
+    assert b"weight_version_end" not in stamps.feed(b'data: {"type":"response.created","response":{}}\n\n')
+    assert b'"weight_version_end":2' in stamps.feed(b'data: {"type":"response.completed","response":{}}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "raw", "expected"),
+    [
+        ("POST", "/v1/completions", b"/v1/completions", Kind.VERSIONED),
+        ("POST", "/v1/embeddings", b"/v1/embeddings", Kind.INFERENCE),
+        ("GET", "/v1/models", b"/v1/models", Kind.OPEN),
+        *(
+            ("POST", path, path.encode(), Kind.BLOCKED)
+            for path in (
+                "/pause", "/resume", "/collective_rpc", "/update_weights", "/sleep", "/flush_cache", "/pause_generation",
+                "/update_weights_from_disk", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache",
+                "/abort_requests", "/anything/new", "/v1/../pause", "//pause",
+            )
+        ),
+        ("GET", "/flush_cache", b"/flush_cache", Kind.BLOCKED),
+        ("GET", "/is_paused", b"/is_paused", Kind.BLOCKED),
+        ("POST", "/v1/completions/../pause", b"/v1%2f..%2fpause", Kind.BLOCKED),
+        ("DELETE", "/v1/files", b"/v1/files", Kind.BLOCKED),
+    ],
+)  # fmt: skip
+def test_control_routes_are_closed(method: str, path: str, raw: bytes, expected: Kind) -> None:
+    assert kind(method, path, raw) is expected
+
+
+def test_blocked_routes_answer_403_and_reach_nothing(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        calls = list(running.engine.calls)
+        for path in ("/pause", "/collective_rpc", "/update_weight_version", "/v1/%2e%2e/pause"):
+            status, body, _ = running.post(path, {})
+            assert (status, body["error"]["type"]) == (403, "RouteBlocked")
+        assert running.engine.calls == calls
