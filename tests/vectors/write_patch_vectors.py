@@ -51,7 +51,16 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
     dense = {n: (d, s, content(n + " dense", len(data))) for n, (d, s, data) in base.items()}
     shifted = {n: (d, s, _moved(data, widths.get(d, 1), 1, (1, 1, 2))) for n, (d, s, data) in base.items()}
     cleared = {n: (d, s, bytes(len(data))) for n, (d, s, data) in base.items()}
+    wide = {
+        "bf16": ("BF16", (40, 61)), "fp8": ("F8_E4M3", (61, 41)), "f32": ("F32", (1031,)), "int": ("I16", (31, 33)),
+        "packed": ("U8", (41, 50)), "f64": ("F64", (300,)), "more": ("BF16", (1301,)), "f16": ("F16", (700, 2)),
+    }  # fmt: skip
+    lengths = {n: int(np.prod(shape)) * (widths | {"I16": 2}).get(dtype, 1) for n, (dtype, shape) in wide.items()}
+    weights = {n: (dtype, shape, content(n, lengths[n])) for n, (dtype, shape) in wide.items()}
+    few = (1, -1, 1, 2, -1, 9999)
+    moved = {n: (d, s, _moved(data, (widths | {"I16": 2}).get(d, 1), 23, few)) for n, (d, s, data) in weights.items()}
     return {
+        "contextual": (weights, moved, {}, {}, []),
         "empty": (base, base, {}, {}, []),
         "sparse": (base, sparse, {}, {}, []),
         "random bits": (base, dense, {}, {}, []),
