@@ -15,6 +15,7 @@ import numpy as np
 
 from mailboat.checkpoint.source import ArraySource
 from mailboat.patch import PartSpec, build_patch
+from tests.patch.contextual_reference import classes
 from tests.patch.models import source, tensor_bytes
 from tests.patch.reference import Part
 from tests.vectors.write_vectors import content
@@ -30,6 +31,18 @@ def _moved(data: bytes, width: int, every: int, steps: tuple[int, ...]) -> bytes
     for number, at in enumerate(range(width * (every // 2), len(data) - width + 1, width * every)):
         value = int.from_bytes(data[at : at + width], "little") + steps[number % len(steps)]
         out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+    return bytes(out)
+
+
+def _moved_by_class(dtype: str, data: bytes, width: int) -> bytes:
+    """Nearly every element of a few classes moved, by one step or far."""
+    shift, mask, _ = classes(dtype)
+    out = bytearray(data)
+    for number, at in enumerate(range(0, len(data) - width + 1, width)):
+        value = int.from_bytes(data[at : at + width], "little")
+        if ((value >> shift) & mask) % 30 == 3 and number % 11:
+            value += (1, -1, 1, -1, 2, 1, 9999)[number % 7]
+            out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
     return bytes(out)
 
 
@@ -57,8 +70,9 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
     }  # fmt: skip
     lengths = {n: int(np.prod(shape)) * (widths | {"I16": 2}).get(dtype, 1) for n, (dtype, shape) in wide.items()}
     weights = {n: (dtype, shape, content(n, lengths[n])) for n, (dtype, shape) in wide.items()}
-    few = (1, -1, 1, 2, -1, 9999)
-    moved = {n: (d, s, _moved(data, (widths | {"I16": 2}).get(d, 1), 23, few)) for n, (d, s, data) in weights.items()}
+    moved = {
+        n: (d, s, _moved_by_class(d, data, (widths | {"I16": 2}).get(d, 1))) for n, (d, s, data) in weights.items()
+    }
     return {
         "contextual": (weights, moved, {}, {}, []),
         "empty": (base, base, {}, {}, []),
