@@ -1,7 +1,7 @@
 """The ASGI application: who answers what.
 
-Uploads and the heads that islands wait for have handlers below Django; views that are coroutines run the way Django runs
-them under ASGI; everything else takes a thread of the lane. Bodies are bounded before anybody looks at them.
+Uploads and the heads that islands wait for have handlers below Django; views that are coroutines run the way Django
+runs them under ASGI; everything else takes a thread of the lane. Bodies are bounded before anybody looks at them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Django's own way under ASGI gives each request a thread and, since connections belong to threads, a database connection
 of its own, and crosses between thread and event loop once per middleware. With hundreds of islands that costs more
 than the answers themselves. Here a request takes one thread of a fixed set once, runs the whole synchronous middleware
-there, and finds the thread's connection open. Requests that find no thread free wait their turn on the event loop. Looks at a head
-(`look`) have threads of their own: when a version is announced, hundreds come at once and must not stand before others.
+there, and finds the thread's connection open. Requests that find no thread free wait their turn on the event loop.
+Looks at a head (`look`) have threads of their own: when a version is announced hundreds come at once, and must not
+stand before others.
 
 Nothing that waits for a client or an event may run here: it would hold a thread (see `api.head_view`, `api.uploads`).
 """

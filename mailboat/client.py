@@ -223,7 +223,7 @@ class Api:
 
     # -- operators
 
-    def create_enrolment_token(self, run: str, name: str, **about: str) -> Mapping[str, Any]:
+    def create_enrolment_token(self, run: str, name: str, **about: str | bool) -> Mapping[str, Any]:
         """Makes a one-time token for an island: ``{id, token, command, expires_at}``. Not retried."""
         return self._object("POST", "enrolment-tokens", {"run": run, "name": name, **about}, retry=False)
 

@@ -15,9 +15,10 @@ from django.contrib.auth.models import User
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from controlplane.accounts.models import Membership
+from controlplane.accounts.models import Membership, Token
+from controlplane.audit.models import Entry
 from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
-from controlplane.jobs.models import Job, JobEvent
+from controlplane.jobs.models import Job, JobEvent, Worker
 from controlplane.registry.models import Anchor, Channel, Epoch, Inventory, Patch, Project, Run, Version
 
 PASSWORD = "correct horse battery"
@@ -182,6 +183,31 @@ def mk_enrolment(run: Run, name: str = "newcomer", **fields: Any) -> EnrolmentTo
     }
     channel = run.channels.get(name=Channel.LATEST)
     return EnrolmentToken.objects.create(project=run.project, run=run, channel=channel, name=name, **(facts | fields))
+
+
+def mk_token(project: Project, name: str = "", role: str = "publisher", **fields: Any) -> Token:
+    """A token whose text nobody knows."""
+    facts: dict[str, Any] = {"key_id": f"tok{next(_serial)}", "digest": digest_of(name), "pepper": 1}
+    token = Token.objects.create(project=project, role=role, name=name or f"token{next(_serial)}", **(facts | fields))
+    token.refresh_from_db()
+    return token
+
+
+def mk_audit(project: Project, action: str, target: str, *, actor: str = "owner", **fields: Any) -> Entry:
+    """An entry of the audit log."""
+    return Entry.objects.create(project=project, actor=actor, action=action, target=target, **fields)
+
+
+def mk_worker(name: str = "", **fields: Any) -> Worker:
+    """A worker that has just been heard of."""
+    facts: dict[str, Any] = {
+        "host": "node-1",
+        "process": 42,
+        "queues": ["check"],
+        "device": "CPU, 2 cores",
+        "versions": {"mailboat": "0.1.0"},
+    }
+    return Worker.objects.create(name=name or f"worker{next(_serial)}", **(facts | fields))
 
 
 def create_line(run: Run, length: int) -> list[Version]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from controlplane.accounts.models import Membership, Token
 from controlplane.fleet.models import Island
@@ -44,6 +46,28 @@ def island_of(token: Token) -> Island | None:
     held = Q(token=token) | Q(next_token=token)
     known = Island.objects.select_related("run", "channel", "pin")
     return known.defer("channel__head_envelope", "pin__head_envelope").filter(held).first()
+
+
+Stamp = tuple[object, ...]
+_STAMP = (
+    "pk", "role", "project", "run",
+    "island__pk", "island__revision", "island__pending", "island__channel", "island__pin",
+)  # fmt: skip
+
+
+def stamp(token: Token, island: Island | None) -> Stamp:
+    """All that a decision about a token's holder rests on, the token's number first."""
+    own = (token.pk, token.role, token.project_id, token.run_id)
+    if island is None:
+        return (*own, None, None, None, None, None)
+    return (*own, island.pk, island.revision, island.pending, island.channel_id, island.pin_id)
+
+
+def stamps(tokens: Iterable[int]) -> dict[int, Stamp]:
+    """The stamps of those among these tokens that still open anything, by the token's number, in one query."""
+    living = Q(expires_at=None) | Q(expires_at__gt=Now())
+    found = Token.objects.filter(living, pk__in=list(tokens), revoked_at=None)
+    return {row[0]: row for row in found.values_list(*_STAMP)}
 
 
 def of_token(token: Token, slug: str) -> Principal | None:

@@ -10,12 +10,14 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
 from rest_framework.exceptions import ValidationError
 
-from controlplane.accounts.principals import FOLLOWERS, Principal
+from controlplane.accounts import principals
+from controlplane.accounts.principals import FOLLOWERS, Principal, Stamp
 from controlplane.api import plain, problems
 from controlplane.api.authentication import bearer, principal, principal_of
 from controlplane.api.permissions import channel_for, require_role, run_for
@@ -23,6 +25,7 @@ from controlplane.api.waiting import waiting
 from controlplane.audit import middleware
 from controlplane.lane import Receive, Scope, Send, lane
 from controlplane.registry import heads
+from controlplane.registry.models import Channel
 
 PATH = re.compile(r"/api/v1/projects/([-\w]{1,50})/runs/([-\w]{1,80})/channels/([-\w]{1,40})/head", re.ASCII)
 LONGEST_WAIT = 60
@@ -36,6 +39,7 @@ class Seen:
     key: str
     serial: int
     body: bytes | None
+    caller: Stamp | None = None  # what the decision to answer rested on; None: nobody who sent a token
 
     @property
     def etag(self) -> str:
@@ -51,7 +55,7 @@ def below(scope: Scope) -> bool:
     return bool(PATH.fullmatch(scope["path"])) and any(name == b"authorization" for name, _ in scope["headers"])
 
 
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
+async def application(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001  a head takes no body
     """The head for whoever sends a token."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     number = middleware.begin(headers.get("x-request-id", ""))
@@ -115,25 +119,48 @@ async def _head(query: QueryDict, known: str, look: Look) -> HttpResponse:
 async def _wait(seen: Seen, wakes: int, look: Look, after: int, seconds: int) -> Seen:
     """Until the head has moved past `after`; `wakes` is how often the hub had been woken when `seen` was looked up."""
     hub, deadline = waiting(), time.monotonic() + seconds
-    with hub.subscribe(seen.key) as event:
+    with hub.subscribe(seen.key, None if seen.caller is None else seen.caller[0]) as event:
         if hub.wakes != wakes:  # it may have moved between the look and the subscription
             event.set()
         while (left := deadline - time.monotonic()) > 0:
-            await hub.wait(event, left)
-            seen = await look()
+            woken = await hub.wait(event, left)
+            seen = await _again(seen, look) if woken else await look()
             if seen.body is not None and seen.serial > after:
                 break
     return seen
 
 
+async def _again(seen: Seen, look: Look) -> Seen:
+    """Looks again after a wake-up. Hundreds are woken at once: one look serves all about whom nothing has changed."""
+    if seen.caller is None:
+        return await look()
+    head, callers = await waiting().together(seen.key, partial(lane().look, _look_for_all, seen.key))
+    if callers.get(seen.caller[0]) != seen.caller:
+        return await look()
+    return replace(head, caller=seen.caller)
+
+
+def _look_for_all(key: str, tokens: list[int]) -> tuple[Seen, dict[int, Stamp]]:
+    """The head, and for each of these tokens that still opens anything what a decision about it rests on."""
+    run, _, name = key.partition("/")
+    row = Channel.objects.get(run=run, name=name)
+    return _seen(row), principals.stamps(tokens)
+
+
 def _look_with_token(authorization: str, project: str, run: str, channel: str) -> Seen:
-    return _look(principal(project, bearer(authorization), None), run, channel)
+    token = bearer(authorization)
+    caller = principal(project, token, None)
+    seen = _look(caller, run, channel)
+    return seen if token is None else replace(seen, caller=principals.stamp(token, caller.island))
 
 
 def _look(caller: Principal, run: str, channel: str) -> Seen:
     """The caller is found again with every look, so that a credential revoked meanwhile ends the wait."""
     require_role(caller, FOLLOWERS)
-    row = channel_for(caller, run_for(caller, run), channel)
+    return _seen(channel_for(caller, run_for(caller, run), channel))
+
+
+def _seen(row: Channel) -> Seen:
     body = None if row.head_envelope is None else heads.encoded(row.head_envelope)
     return Seen(f"{row.run_id}/{row.name}", row.serial, body)
 

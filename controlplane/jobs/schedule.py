@@ -39,7 +39,7 @@ SCHEDULE = (
     Entry(
         "tidy",
         "mailboat.tidy",
-        "Forgets ended sessions, full buckets, old answers and workers that are gone.",
+        "Forgets ended sessions, full buckets, old answers, lost workers.",
         at=(4, 41),
     ),
 )

@@ -14,6 +14,8 @@ from controlplane.jobs.models import Job
 from controlplane.registry.models import Project, Run, Version
 from tests import factories as make
 
+LIVE_PAGES = ["fleet", "runs", "run", "version", "island", "jobs", "job", "skew", "workers", "audit", "tokens"]
+PAGES = [*LIVE_PAGES, "people", "find", "tensors", "compare"]
 HTMX = {"HX-Request": "true", "HX-Target": "live"}
 
 
@@ -45,6 +47,24 @@ class World:
             "island": self.url(f"islands/{self.island.pk}/"),
             "jobs": self.url("jobs/"),
             "job": self.url(f"jobs/{self.job.pk}/"),
+            "skew": self.url("skew/"),
+            "workers": self.url("jobs/workers/"),
+            "audit": self.url("audit/"),
+            "tokens": self.url("tokens/"),
+            "people": self.url("people/"),
+            "find": self.url("find/?q=nothing-like-it"),
+            "tensors": self.url("runs/demo/versions/2/tensors/"),
+            "compare": self.url("runs/demo/versions/2/compare/?from=99"),
+        }
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """Pages with a form that only an operator may open."""
+        return {
+            "register": self.url("islands/register/"),
+            "channel": self.url("runs/demo/channels/latest/?version=1"),
+            "new channel": self.url("runs/demo/channels/new/"),
+            "settings": self.url("runs/demo/settings/"),
         }
 
 
@@ -61,6 +81,10 @@ def world(db: None, settings: Any) -> World:
     island = make.mk_island(run, "fsn1-a", at=versions[-1])
     make.mk_sync(island, versions[-1])
     make.mk_challenge(island, versions[-1])
+    make.mk_audit(project, "run.edit", "run demo", before={"keep_days": None}, after={"keep_days": 9})
+    make.mk_token(project, "trainer")
+    make.mk_enrolment(run, "soon")
+    make.mk_worker("check-1")
     job = make.mk_job(
         project, "replay", run=run, state="running", params={"version": 2}, done=1, total=2, unit="versions"
     )
@@ -81,6 +105,12 @@ def world(db: None, settings: Any) -> World:
 def owner(world: World) -> Client:
     """The owner's browser."""
     return signed_in(world.owner)
+
+
+@pytest.fixture
+def chief(world: World) -> Client:
+    """The admin's browser."""
+    return signed_in(make.mk_member(world.project, "admin", "chief"))
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.messages import get_messages
 from django.test import Client
 
 from controlplane.jobs.models import Job
 from tests import factories as make
-from tests.dashboard.conftest import HTMX, World, signed_in
-
-PAGES = ["fleet", "runs", "run", "version", "island", "jobs", "job"]
+from tests.dashboard.conftest import HTMX, PAGES, World, signed_in
 
 
 def _posts(world: World) -> dict[str, str]:
@@ -19,6 +19,25 @@ def _posts(world: World) -> dict[str, str]:
         "verify": world.url(f"islands/{world.island.pk}/verify/"),
         "cancel": world.url(f"jobs/{world.job.pk}/cancel/"),
         "register": world.url("islands/register/"),
+        "bulk": world.url("islands/bulk/"),
+        "drain": world.url(f"islands/{world.island.pk}/drain/"),
+        "rerun": world.url(f"jobs/{world.job.pk}/rerun/"),
+        "move": world.url("runs/demo/channels/latest/"),
+        "protect": world.url("runs/demo/channels/latest/protect/"),
+        "new channel": world.url("runs/demo/channels/new/"),
+        "settings": world.url("runs/demo/settings/"),
+    }
+
+
+def _admin_posts(world: World) -> dict[str, str]:
+    token, enrolment = world.project.tokens.get(name="trainer"), world.project.enrolment_tokens.get(name="soon")
+    return {
+        "new token": world.url("tokens/new/"),
+        "rotate token": world.url(f"tokens/{token.pk}/rotate/"),
+        "revoke token": world.url(f"tokens/{token.pk}/revoke/"),
+        "revoke enrolment": world.url(f"tokens/enrolment/{enrolment.pk}/revoke/"),
+        "set role": world.url("people/set/"),
+        "remove member": world.url(f"people/{world.mate.pk}/remove/"),
     }
 
 
@@ -48,7 +67,44 @@ def test_polling_without_a_session_takes_the_page_to_the_door(world: World, clie
     assert answer["HX-Redirect"] == "/login/?next=/projects/harbour/"
 
 
-@pytest.mark.parametrize("name", ["replay", "verify", "cancel", "register"])
+OPERATOR_POSTS = [
+    "replay", "verify", "cancel", "register", "bulk", "drain", "rerun", "move", "protect", "new channel", "settings",
+]  # fmt: skip
+ADMIN_POSTS = ["new token", "rotate token", "revoke token", "revoke enrolment", "set role", "remove member"]
+
+
+@pytest.mark.parametrize("name", ADMIN_POSTS)
+def test_people_and_keys_need_an_admin(
+    world: World, chief: Client, owner: Client, mate: Client, stranger: Client, client: Client, name: str
+) -> None:
+    address = _admin_posts(world)[name]
+    assert mate.post(address).status_code == 403
+    assert owner.post(address).status_code == 403
+    assert stranger.post(address).status_code == 404
+    assert client.post(address).status_code == 302
+    assert chief.post(address).status_code in (200, 302)
+
+
+@pytest.mark.parametrize("name", OPERATOR_POSTS + ADMIN_POSTS)
+def test_read_only_dashboard_refuses_and_says_so(world: World, chief: Client, settings: Any, name: str) -> None:
+    settings.MAILBOAT_READ_ONLY = True
+    page = chief.get(world.url()).content.decode()
+    assert "Read-only: nothing can be changed" in page
+    assert "Register island" not in page
+    answer = chief.post((_posts(world) | _admin_posts(world))[name])
+    assert answer.status_code == 403
+    assert "read-only at the moment" in answer.content.decode()
+
+
+@pytest.mark.parametrize("name", ["register", "channel", "new channel", "settings"])
+def test_forms_open_for_operators_alone(world: World, owner: Client, mate: Client, stranger: Client, name: str) -> None:
+    address = world.forms[name]
+    assert owner.get(address).status_code == 200
+    assert mate.get(address).status_code == 403
+    assert stranger.get(address).status_code == 404
+
+
+@pytest.mark.parametrize("name", OPERATOR_POSTS)
 def test_posts_need_a_role(
     world: World, owner: Client, mate: Client, stranger: Client, client: Client, name: str
 ) -> None:
@@ -60,7 +116,7 @@ def test_posts_need_a_role(
     assert owner.post(address).status_code in (200, 302)
 
 
-@pytest.mark.parametrize("name", ["replay", "verify", "cancel"])
+@pytest.mark.parametrize("name", ["replay", "verify", "cancel", "bulk", "drain", "rerun", "protect"])
 def test_changes_are_never_made_by_reading(world: World, owner: Client, name: str) -> None:
     assert owner.get(_posts(world)[name]).status_code == 405
 

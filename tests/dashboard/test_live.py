@@ -13,9 +13,7 @@ from controlplane.dashboard.pages import fingerprint
 from controlplane.fleet.models import Island
 from controlplane.jobs.models import Job, JobEvent
 from tests import factories as make
-from tests.dashboard.conftest import World, live
-
-PAGES = ["fleet", "runs", "run", "version", "island", "jobs", "job"]
+from tests.dashboard.conftest import LIVE_PAGES, World, live
 
 
 def _seen(html: str) -> str:
@@ -24,7 +22,7 @@ def _seen(html: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", LIVE_PAGES)
 def test_page_and_fragment_share_an_address(world: World, owner: Client, name: str) -> None:
     address = world.pages[name]
     page = owner.get(address).content.decode()
@@ -36,7 +34,7 @@ def test_page_and_fragment_share_an_address(world: World, owner: Client, name: s
     assert f'hx-get="{address}"' in fragment
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", LIVE_PAGES)
 def test_nothing_new_is_204(world: World, owner: Client, name: str) -> None:
     address = world.pages[name]
     seen = _seen(owner.get(address).content.decode())
@@ -118,7 +116,7 @@ def test_log_lines_appear_while_it_runs(world: World, owner: Client) -> None:
     assert "&lt;b&gt;Version 2&lt;/b&gt; is slow." in fragment
 
 
-@pytest.mark.parametrize("name", ["fleet", "run", "version", "island", "jobs"])
+@pytest.mark.parametrize("name", LIVE_PAGES)
 def test_queries_do_not_grow_with_rows(
     world: World, owner: Client, name: str, django_assert_max_num_queries: object
 ) -> None:

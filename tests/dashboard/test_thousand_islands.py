@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext, _TestState
 from django.utils import timezone
 
 from controlplane.fleet.models import Island
-from tests import factories as make
 from tests.dashboard.conftest import World
 
 ISLANDS = 1000
@@ -95,4 +94,3 @@ def test_pages_hold_a_hundred_and_keep_the_filters(crowd: World, owner: Client) 
     assert 'rel="next" href="?provider=aws&amp;sort=-name&amp;page=2"' in page
     last = owner.get(crowd.url("?provider=aws&page=99")).content.decode()
     assert "201–250 of 250" in last
-

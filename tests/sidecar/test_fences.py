@@ -16,6 +16,7 @@ import pytest
 
 from mailboat.island.engines import control, vllm
 from mailboat.island.engines.engine import EngineError
+from mailboat.island.sidecar.gate import CommitDeferred
 from tests.engines.contract_engine import ContractEngine
 from tests.sidecar.harness import Station, Stream, eventually, in_background, station
 
@@ -36,8 +37,6 @@ def test_a08_a_failed_install_is_fenced_until_it_is_whole(
     with station([engine], tmp_path) as running:
         engine.faults |= {call: fault, "reload_weights": "500"} if call == "mailboat_write" else {call: fault}
         stream = Stream(running, 5000)
-        if (call, fault) == ("reload_weights", "unsuccessful"):
-            pytest.skip("vLLM's collective call has no such answer")
         with pytest.raises(EngineError):
             running.step()
         assert running.complete()[0] == 503 and running.get("/health")[0] == 503
@@ -196,15 +195,12 @@ def test_a42_an_engine_that_is_killed_gets_traffic_again_when_it_holds_the_versi
             first.send_signal(signal.SIGKILL)
             thread.join(20)
             assert result[0][0] == 503 and result[0][1]["error"]["type"] == "EngineUnavailable"
-            with pytest.raises(Exception):  # noqa: B017 - deferred when the watchdog was first, failed when not
+            with pytest.raises(CommitDeferred):
                 running.step()
             eventually(lambda: running.get("/health")[0] == 503)
             with process(port):
-                if running.image and running.image.digest == running.versions.state().digest:
-                    running.sidecar.engine.load(running.image, running.applied())
                 eventually(lambda: running.get("/health")[0] == 200, 30)
                 answer = running.complete()[1]
-                version = answer["weight_version_end"]
-                assert answer["choices"][0]["text"] == f"{version} " * 4 and version in {1, 2}
+                assert answer["choices"][0]["text"] == "1 1 1 1 " and answer["weight_version_end"] == 1
         finally:
             running.close()

@@ -20,7 +20,8 @@ from tests.sidecar.harness import station
 APPLIED = Applied("voyage", "id", 0, 7, "ab" * 32, "x1")
 MALFORMED = [
     "3", 3, True, [], [1], {"min_version": "3"}, {"min_version": 1.5}, {"min_version": -1}, {"exact_version": True},
-    {"exact_version": 2**60}, {"exact_version": 10**40}, {"min_version": []}, {"latest": 1}, {"min_version": 1, "x": None},
+    {"exact_version": 2**60}, {"exact_version": 10**40}, {"min_version": []}, {"latest": 1},
+    {"min_version": 1, "x": None},
 ]  # fmt: skip
 
 
@@ -144,7 +145,8 @@ def test_the_end_of_a_responses_stream_is_stamped() -> None:
         *(
             ("POST", path, path.encode(), Kind.BLOCKED)
             for path in (
-                "/pause", "/resume", "/collective_rpc", "/update_weights", "/sleep", "/flush_cache", "/pause_generation",
+                "/pause", "/resume", "/collective_rpc", "/update_weights", "/sleep", "/flush_cache",
+                "/pause_generation",
                 "/update_weights_from_disk", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache",
                 "/abort_requests", "/anything/new", "/v1/../pause", "//pause",
             )

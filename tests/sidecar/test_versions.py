@@ -281,8 +281,9 @@ def test_metrics_and_health(tmp_path: Path) -> None:
         running.step()
         text = running.get("/metrics")[1].decode()
         for line in (
-            "mailboat_requests_admitted_total 1.0", "mailboat_received_bytes_total 1000.0", "mailboat_skew_versions 3.0",
-            'mailboat_commits_total{outcome="applied"} 1.0', "mailboat_version 1.0", "mailboat_prepare_seconds_count 1.0",
+            "mailboat_requests_admitted_total 1.0", "mailboat_received_bytes_total 1000.0",
+            "mailboat_skew_versions 3.0", 'mailboat_commits_total{outcome="applied"} 1.0', "mailboat_version 1.0",
+            "mailboat_prepare_seconds_count 1.0",
         ):  # fmt: skip
             assert line in text, line
         assert "mailboat_pause_seconds_bucket" in text

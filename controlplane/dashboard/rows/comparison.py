@@ -10,6 +10,7 @@ import numpy as np
 
 from controlplane.dashboard.rows.tensors import Named, scan
 from controlplane.registry import blobs
+from controlplane.registry.errors import Missing
 from controlplane.registry.models import Version
 
 LISTED = 200
@@ -46,7 +47,10 @@ def compare(one: Version, other: Version) -> Comparison | None:
     """From `one` to `other`; None when one of them has no digests on record."""
     if not (one.digests_sha256 and other.digests_sha256 and one.inventory and other.inventory):
         return None
-    before, after = _strong(one), _strong(other)
+    try:
+        before, after = _strong(one), _strong(other)
+    except Missing:  # retention took the blob
+        return None
     if one.inventory_id == other.inventory_id and len(before) == len(after):
         differs = (before != after).any(axis=1)
         places = set(np.flatnonzero(differs)[:LISTED].tolist())

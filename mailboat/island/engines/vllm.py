@@ -91,9 +91,16 @@ class VllmServer:
 
     def live_sums(self, image: Image) -> Sums | None:
         """The sums of live memory by the extension; None without it, or when it can't map this inventory."""
+        known = self._opened is not None
         if not self._open(image):
             return None
-        answers = self._collective("mailboat_sums", [], seconds=LEASE)
+        try:
+            answers = self._collective("mailboat_sums", [], seconds=LEASE)
+        except EngineRefused:
+            if not known:
+                raise
+            self._opened = None  # its workers are new
+            return self.live_sums(image)
         return _added(answers, len(image.inventory.tensors))
 
     def _open(self, image: Image) -> bool:
