@@ -83,10 +83,10 @@ def tensor_sums(rows: torch.Tensor, seeds: tuple[int, int], *, row0: int = 0, wo
     `word0`: the word of the tensor's row with which these rows begin. Reads every byte once; loads are as wide as row
     length, distance and address allow.
     """
-    if rows.dim() != 2 or (rows.shape[1] > 1 and rows.stride(1) != 1):
-        raise ValueError("sums take a matrix with dense rows")
     if rows.numel() == 0:
         return 0, 0
+    if rows.dim() != 2 or (rows.shape[1] > 1 and rows.stride(1) != 1):
+        raise ValueError("sums take a matrix with dense rows")
     width = rows.element_size()
     unit = math.gcd(8, rows.shape[1] * width, rows.stride(0) * width if rows.shape[0] > 1 else 8, rows.data_ptr())
     units, stride = rows.shape[1] * width // unit, rows.stride(0) * width // unit

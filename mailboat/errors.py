@@ -83,6 +83,12 @@ class StoreError(MailboatError):
     code = "store_invalid"
 
 
+class DeviceUnavailable(MailboatError):
+    """The device that was asked for isn't there, or what it needs isn't installed."""
+
+    code = "device_unavailable"
+
+
 class Unreachable(MailboatError):
     """The control plane can't be reached; trying again later is right."""
 

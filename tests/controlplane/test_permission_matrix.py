@@ -197,7 +197,7 @@ def test_every_address_answers_every_caller_as_the_matrix_says(world: World) -> 
     assert not expected, "no such address any more:\n" + "\n".join(map(str, expected.values()))
 
 
-def test_the_stranger_sees_nothing() -> None:
+def test_a52_the_stranger_and_the_foreign_island_see_nothing() -> None:
     """A member of another project, and an island of another run: what is not theirs is 404, never 403."""
     for row in rows().values():
         status = dict(zip(CALLERS, row.statuses, strict=True))

@@ -114,9 +114,10 @@ def test_fp8_rounds_as_torch_does(side: Side) -> None:
     side.refresh_fp8(master, codes, scales, (128, 128))
     cast = torch.from_numpy(master).bfloat16().float().view(1, 128, 2, 128)
     amax = cast.abs().amax(dim=(1, 3), keepdim=True)
-    wanted = (cast * (448.0 / amax)).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).view(128, 256).numpy()
+    factor = torch.full_like(amax, 448) / amax  # 448.0 / amax would be 448 x (1 / amax) there
+    wanted = (cast * factor).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).view(128, 256).numpy()
     np.testing.assert_array_equal(codes, wanted)
-    np.testing.assert_array_equal(scales, (1 / (448.0 / amax)).view(1, 2).numpy())
+    np.testing.assert_array_equal(scales, (torch.ones_like(factor) / factor).view(1, 2).numpy())
 
 
 @pytest.mark.parametrize("by_row", [False, True])

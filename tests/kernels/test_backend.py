@@ -1,0 +1,89 @@
+"""The backend on a device gives the CPU's files byte for byte, and is found through one function."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mailboat import compiled
+from mailboat.checkpoint.source import ArraySource
+from mailboat.errors import DeviceUnavailable
+from mailboat.image import Image
+from mailboat.patch.backends import kernels
+from mailboat.patch.build import build_patch
+from tests.kernels.conftest import WANTED
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = {"interpreter": "interpreter", "gpu": "cuda"}[WANTED]
+
+
+def states() -> tuple[ArraySource, ArraySource]:
+    """BF16, FP8, FP32 and I64 with odd rows; sparse, dense and no changes."""
+    generator = np.random.default_rng(0)
+    old, new, dtypes = {}, {}, {}
+    for name, kind, dtype, shape, density in [
+        ("a.weight", "BF16", np.uint16, (67, 131), 0.01), ("b.weight", "F8_E4M3", np.uint8, (33, 57), 0.3),
+        ("c.weight", "F32", np.uint32, (5, 9), 1.0), ("d.bias", "BF16", np.uint16, (3,), 0.5),
+        ("e.ids", "I64", np.uint64, (40,), 0.2), ("f.weight", "BF16", np.uint16, (30, 30), 0.0),
+    ]:  # fmt: skip
+        before = generator.integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+        after = before + (generator.random(shape) < density).astype(dtype) * generator.integers(1, 5, shape).astype(dtype)
+        old[name], new[name], dtypes[name] = before, after, kind
+    return ArraySource(old, dtypes=dtypes), ArraySource(new, dtypes=dtypes)
+
+
+def test_patches_are_byte_for_byte_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, target = states()
+    here = build_patch(base, target, tmp_path / "cpu.mbp")
+    monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
+    there = build_patch(base, target, tmp_path / "device.mbp", threads=2)
+    assert (tmp_path / "cpu.mbp").read_bytes() == (tmp_path / "device.mbp").read_bytes()
+    assert there.sha256 == hashlib.sha256((tmp_path / "cpu.mbp").read_bytes()).hexdigest()
+    np.testing.assert_array_equal(there.base_state.sums, here.base_state.sums)
+    np.testing.assert_array_equal(there.target_state.sums, here.target_state.sums)
+
+
+def test_an_image_advances_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, target = states()
+    built = build_patch(base, target, tmp_path / "patch.mbp")
+    monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
+    image = Image.create(tmp_path / "image", base, built.base_state)
+    overlay = image.prepare([tmp_path / "patch.mbp"], built.target_state)
+    image.commit(overlay)
+    assert image.digest == built.target_state.digest
+    image.verify_sums()
+
+
+def test_the_cpu_serves_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAILBOAT_DEVICE", raising=False)
+    assert kernels() is compiled
+    monkeypatch.setenv("MAILBOAT_DEVICE", "cpu")
+    assert kernels() is compiled
+
+
+@pytest.mark.parametrize(("device", "says"), [("tpu", "choose cpu, cuda"), ("cuda:99", "no CUDA device")])
+def test_a_device_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, device: str, says: str) -> None:
+    monkeypatch.setenv("MAILBOAT_DEVICE", device)
+    with pytest.raises(DeviceUnavailable, match=says):
+        kernels()
+
+
+def test_foreign_kernels_are_never_taken(tmp_path: Path) -> None:
+    """There is a public package of that name; standing first on the path it must not be mistaken for ours."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/__init__.py").write_text("raise SystemExit('foreign')")
+    (tmp_path / "mailboat").symlink_to(ROOT / "mailboat")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from mailboat.patch import backends\n"
+        "backends._PACKED = 'mailboat._absent'\n"
+        "print(backends._package())"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert shown.stdout.strip() == "None", shown.stderr
