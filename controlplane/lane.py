@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,7 +30,7 @@ from django.urls import set_script_prefix
 P = ParamSpec("P")
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 THREADS = 10  # and as many connections; the interpreter runs one of them at a time
@@ -66,7 +66,7 @@ class Lane(ASGIHandler):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reads the body, answers on a thread, sends the answer."""
         try:
-            body = await self.read_body(receive)  # type: ignore[arg-type]
+            body = await self.read_body(receive)
         except RequestAborted:
             return
         try:
@@ -90,7 +90,7 @@ class Lane(ASGIHandler):
     def _respond(self, scope: Scope, body: Any) -> HttpResponseBase:
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=type(self), scope=scope)
-        request, refusal = self.create_request(scope, body)  # type: ignore[arg-type]
+        request, refusal = self.create_request(scope, body)
         if request is None:
             assert refusal is not None  # noqa: S101  one of the two
             return refusal

@@ -53,7 +53,9 @@ class ChangeList:
         filled = torch.nonzero(positions >= 0).view(-1)
         positions, order = torch.sort(positions[filled])
         order = filled[order]
-        return Changes(positions, *(torch.cat([getattr(part, name) for part in lists])[order] for name in ("old", "new")))
+        return Changes(
+            positions, *(torch.cat([getattr(part, name) for part in lists])[order] for name in ("old", "new"))
+        )
 
 
 def collect(

@@ -79,7 +79,14 @@ def tensor_sums(rows: Array, seeds: tuple[int, int], *, row0: int = 0, word0: in
 
 
 def apply_with_sums(
-    rows: Array, positions: Array, values: Array, seeds: tuple[int, int], *, first: int = 0, row0: int = 0, word0: int = 0
+    rows: Array,
+    positions: Array,
+    values: Array,
+    seeds: tuple[int, int],
+    *,
+    first: int = 0,
+    row0: int = 0,
+    word0: int = 0,
 ) -> tuple[int, int]:
     """Write `values` at `positions` (counted from `first`) and return what that adds to the two sums, modulo 2^64."""
     flat = _elements(rows)
@@ -160,9 +167,7 @@ def fp8_scale(amax: Any) -> tuple[np.float32, np.float32]:
     return factor, _ONE / factor
 
 
-def quantise_groups(
-    master: Array, kind: int, group: int
-) -> tuple[NDArray[np.uint8], Array, NDArray[np.float32], int]:
+def quantise_groups(master: Array, kind: int, group: int) -> tuple[NDArray[np.uint8], Array, NDArray[np.float32], int]:
     """(packed codes, two a byte and the first one low; scales by group; NVFP4's tensor scale; NaNs and infinities).
 
     Scales: E4M3 codes (NVFP4), E8M0 codes (MXFP4), BF16 bits as uint16 (INT4).
@@ -176,10 +181,11 @@ def quantise_groups(
     tensor_scale = np.ones(1, np.float32)
     if numbers.TINY <= whole < 0x7F80_0000:
         tensor_scale[0] = whole.view(np.float32) / np.float32(numbers.NVFP4_RANGE)
+    scales: Array
     if kind == numbers.MXFP4:
         scales, codes = _mxfp4(grouped, magnitudes, amax)
     else:
-        scales, factor = (_nvfp4_scales(amax, tensor_scale[0]) if kind == numbers.NVFP4 else _int4_scales(amax))
+        scales, factor = _nvfp4_scales(amax, tensor_scale[0]) if kind == numbers.NVFP4 else _int4_scales(amax)
         scaled = (grouped.view(np.float32) * factor[:, :, None]).view(np.uint32)
         codes = _fp4_codes(scaled, grouped) if kind == numbers.NVFP4 else _int4_codes(scaled, grouped)
     codes = codes.reshape(rows, columns)
@@ -235,7 +241,8 @@ def _int4_codes(scaled: Bits, weights: Bits) -> Bits:
 
 def _wide(master: Array) -> Bits:
     """BF16-cast weights as binary32 bits."""
-    return to_bf16(master).astype(np.uint32) << np.uint32(16)
+    bits: Bits = to_bf16(master).astype(np.uint32) << np.uint32(16)
+    return bits
 
 
 def _not_finite(bits: Bits) -> int:

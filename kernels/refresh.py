@@ -83,7 +83,8 @@ def refresh_bf16(master: torch.Tensor, served: torch.Tensor, *, first: int = 0, 
         if served.numel():
             _refresh_bf16[(triton.cdiv(served.numel(), BLOCK),)](
                 master, served, found.total, found.positions, found.old, found.new, found.capacity,
-                served.numel(), served.shape[1], master.stride(0), served.stride(0), first, CONTIGUOUS=dense, SIZE=BLOCK,
+                served.numel(), served.shape[1], master.stride(0), served.stride(0), first,
+                CONTIGUOUS=dense, SIZE=BLOCK,
             )  # fmt: skip
 
     return collect(launch, served.numel(), served, expected, writes=True)
@@ -175,7 +176,7 @@ def refresh_fp8(
     master: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int],
     *, expected: int | None = None,
 ) -> tuple[Changes, Changes, int]:  # fmt: skip
-    """Quantise a matrix to E4M3 codes (dense, uint8 or float8) with an FP32 scale for each `block`, (128, 128) or a row.
+    """Quantise a matrix to E4M3 codes (dense, uint8 or float8), an FP32 scale for each `block`: (128, 128) or a row.
 
     factor = 448 / amax; code = E4M3(weight x factor); stored scale = 1 / factor. Returns the changes of codes, those of
     scales (as int32 bits) and the number of NaNs and infinities. Moves 5 E bytes (a row's masters are read twice, the

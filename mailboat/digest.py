@@ -55,9 +55,7 @@ class State:
     def from_parts(cls, inventory: Inventory, digests: bytes, side_files: tuple[SideFile, ...]) -> State:
         """Join what a manifest names; raise DigestMismatch when the blob's size doesn't fit the inventory."""
         count = len(inventory.tensors)
-        needed = count * (SUM_BYTES + DIGEST_BYTES)
-        if len(digests) != needed:
-            raise DigestMismatch(f"The digests blob has {len(digests)} bytes where {count} tensors need {needed}.")
+        _require_size(digests, count)
         sums = np.frombuffer(digests, "<u8", count * 2).astype(np.uint64).reshape(count, 2)
         strong = (
             np.frombuffer(digests, np.uint8, count * DIGEST_BYTES, count * SUM_BYTES)
@@ -69,14 +67,33 @@ class State:
 
 def state_digest(inventory: Inventory, strong: Strong, side_files: tuple[SideFile, ...]) -> str:
     """Return SHA-256 over inventory digest, strong digests and side files, 64 hex digits."""
-    digest = hashlib.sha256(b"mailboat-state-1\n" + bytes.fromhex(inventory.digest))
-    digest.update(len(inventory.tensors).to_bytes(8, "little") + strong.tobytes())
+    return _state_digest(inventory.digest, len(inventory.tensors), strong, side_files)
+
+
+def state_digest_of_parts(inventory: str, tensors: int, digests: bytes, side_files: tuple[SideFile, ...]) -> str:
+    """The state digest of an inventory of which only the digest and the number of tensors are known.
+
+    Raises DigestMismatch when the digests blob's size doesn't fit the number.
+    """
+    _require_size(digests, tensors)
+    return _state_digest(inventory, tensors, memoryview(digests)[tensors * SUM_BYTES :], side_files)
+
+
+def _state_digest(inventory: str, tensors: int, strong: Strong | memoryview, side_files: tuple[SideFile, ...]) -> str:
+    digest = hashlib.sha256(b"mailboat-state-1\n" + bytes.fromhex(inventory) + tensors.to_bytes(8, "little"))
+    digest.update(np.ascontiguousarray(strong))
     digest.update(len(side_files).to_bytes(8, "little"))
     for file in sorted(side_files, key=lambda file: file.path):
         path = file.path.encode()
         digest.update(len(path).to_bytes(8, "little") + path)
         digest.update(file.size.to_bytes(8, "little") + bytes.fromhex(file.sha256))
     return digest.hexdigest()
+
+
+def _require_size(digests: bytes, tensors: int) -> None:
+    needed = tensors * (SUM_BYTES + DIGEST_BYTES)
+    if len(digests) != needed:
+        raise DigestMismatch(f"The digests blob has {len(digests)} bytes where {tensors} tensors need {needed}.")
 
 
 def seeds(tensor: Tensor) -> tuple[int, int]:

@@ -63,11 +63,11 @@ def stamp(token: Token, island: Island | None) -> Stamp:
     return (*own, island.pk, island.revision, island.pending, island.channel_id, island.pin_id)
 
 
-def stamps(tokens: Iterable[int]) -> dict[int, Stamp]:
-    """The stamps of those among these tokens that still open anything, by the token's number, in one query."""
+def stamps(tokens: Iterable[int]) -> frozenset[Stamp]:
+    """The stamps of those among these tokens that still open anything, in one query."""
     living = Q(expires_at=None) | Q(expires_at__gt=Now())
     found = Token.objects.filter(living, pk__in=list(tokens), revoked_at=None)
-    return {row[0]: row for row in found.values_list(*_STAMP)}
+    return frozenset(found.values_list(*_STAMP))
 
 
 def of_token(token: Token, slug: str) -> Principal | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
 from rest_framework.exceptions import ValidationError
@@ -134,16 +134,15 @@ async def _again(seen: Seen, look: Look) -> Seen:
     """Looks again after a wake-up. Hundreds are woken at once: one look serves all about whom nothing has changed."""
     if seen.caller is None:
         return await look()
-    head, callers = await waiting().together(seen.key, partial(lane().look, _look_for_all, seen.key))
-    if callers.get(seen.caller[0]) != seen.caller:
-        return await look()
-    return replace(head, caller=seen.caller)
+    found = await waiting().together(seen.key, lambda tokens: lane().look(_look_for_all, seen.key, tokens))
+    head: Seen = found[0]
+    return replace(head, caller=seen.caller) if seen.caller in found[1] else await look()
 
 
-def _look_for_all(key: str, tokens: list[int]) -> tuple[Seen, dict[int, Stamp]]:
-    """The head, and for each of these tokens that still opens anything what a decision about it rests on."""
+def _look_for_all(key: str, tokens: list[int]) -> tuple[Seen, frozenset[Stamp]]:
+    """The head, and what a decision about these tokens rests on now, of those that still open anything."""
     run, _, name = key.partition("/")
-    row = Channel.objects.get(run=run, name=name)
+    row = Channel.objects.get(run=uuid.UUID(run), name=name)
     return _seen(row), principals.stamps(tokens)
 
 

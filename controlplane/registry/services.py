@@ -34,6 +34,7 @@ from controlplane.registry.models import (
     Version,
 )
 from controlplane.registry.submission import Submission
+from mailboat.checkpoint.outline import Outline
 from mailboat.manifest import Manifest
 
 __all__ = [
@@ -180,7 +181,7 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
     if existing is not None:
         return _same_manifest(existing, sent), False
     rows = submission.require_blobs(run, sent)
-    submission.require_state(run, sent.manifest)
+    outline = submission.require_state(run, sent.manifest)
     add_blob(run, sent.payload)
     with transaction.atomic():
         _lock(run)
@@ -192,7 +193,7 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
         parent = _require_parent(run, epoch, None if manifest.parent is None else manifest.parent.number, manifest)
         _require_inventory(run, epoch, parent, manifest)
         version = Version(run=run, epoch=epoch, number=manifest.number, parent=parent, published_by=actor)
-        _fill(version, sent)
+        _fill(version, sent, outline)
         version.save()
         _attach(version, sent, rows, Anchor.Kind.UPLOAD)
         _queue(version, "validate", actor)
@@ -277,7 +278,7 @@ def begin_validating(
     run = version.run
     sent = submission.parse(run, envelope, anchor)
     rows = submission.require_blobs(run, sent)
-    submission.require_state(run, sent.manifest)
+    outline = submission.require_state(run, sent.manifest)
     add_blob(run, sent.payload)
     manifest = sent.manifest
     with transaction.atomic():
@@ -295,7 +296,7 @@ def begin_validating(
         _require_inventory(run, version.epoch, version.parent, manifest, besides=version)
         _move(version, (State.BUILDING,), state=State.VALIDATING)
         version.refresh_from_db()
-        _fill(version, sent)
+        _fill(version, sent, outline)
         version.save()
         _attach(version, sent, rows, anchor_kind)
 
@@ -444,17 +445,12 @@ def _require_inventory(
         submission.require_same_inventory(run, first.inventory.sha256, manifest.inventory.sha256)
 
 
-def _fill(version: Version, sent: Submission) -> None:
+def _fill(version: Version, sent: Submission, outline: Outline) -> None:
     manifest = sent.manifest
-    inventory = submission.read_inventory(version.run_id, manifest.inventory.sha256)
     version.inventory, _ = Inventory.objects.get_or_create(
         run_id=version.run_id,
         sha256=manifest.inventory.sha256,
-        defaults={
-            "tensors": len(inventory.tensors),
-            "elements": inventory.elements,
-            "full_bytes": inventory.full_bytes,
-        },
+        defaults={"tensors": outline.tensors, "elements": outline.elements, "full_bytes": outline.full_bytes},
     )
     version.state_digest = manifest.state
     version.manifest_sha256 = sent.manifest_sha256

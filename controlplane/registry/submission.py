@@ -16,9 +16,11 @@ from typing import Any
 from controlplane.registry import blobs
 from controlplane.registry.errors import Refusal, Unacceptable
 from controlplane.registry.models import Blob, Run
+from controlplane.registry.models import Inventory as InventoryRow
 from mailboat.checkpoint.inventory import Inventory
+from mailboat.checkpoint.outline import Outline
 from mailboat.checkpoint.side_files import INDEX_FILE, TENSOR_FILE, path_problem
-from mailboat.digest import State
+from mailboat.digest import state_digest_of_parts
 from mailboat.errors import InventoryMismatch, MailboatError
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest
 
@@ -106,23 +108,44 @@ def require_blobs(run: Run, submission: Submission) -> dict[str, Blob]:
     return rows
 
 
-def require_state(run: Run, manifest: Manifest) -> Inventory:
+def require_state(run: Run, manifest: Manifest) -> Outline:
     """Checks sizes and the state digest against inventory and digests. Raises Unacceptable `manifest_invalid`."""
-    inventory = read_inventory(run.pk, manifest.inventory.sha256)
-    if (manifest.elements, manifest.full_bytes) != (inventory.elements, inventory.full_bytes):
+    outline = outline_of(run, manifest.inventory.sha256)
+    if (manifest.elements, manifest.full_bytes) != (outline.elements, outline.full_bytes):
         raise _invalid("The manifest's elements and full_bytes are not those of its inventory.")
+    digests = blobs.store().read(run.pk, manifest.digests.sha256)
     try:
-        state = State.from_parts(inventory, blobs.store().read(run.pk, manifest.digests.sha256), manifest.side_files)
+        found = state_digest_of_parts(manifest.inventory.sha256, outline.tensors, digests, manifest.side_files)
     except MailboatError as error:
         raise _invalid(str(error)) from error
-    if state.digest != manifest.state:
+    if found != manifest.state:
         raise _invalid("The manifest's state is not the digest of its inventory, digests and side files.")
-    return inventory
+    return outline
+
+
+def outline_of(run: Run, sha256: str) -> Outline:
+    """The size of an inventory. Its document is read once per run, by one pass that keeps no tensor of it.
+
+    Raises Unacceptable `manifest_invalid`.
+    """
+    known = InventoryRow.objects.filter(run=run, sha256=sha256).first()
+    if known is not None:
+        return Outline(known.tensors, known.elements, known.full_bytes)
+    try:
+        return Outline.of(blobs.store().read(run.pk, sha256))
+    except MailboatError as error:
+        raise _invalid(str(error)) from error
 
 
 @lru_cache(maxsize=2)  # a run keeps its inventory from version to version
 def read_inventory(run: uuid.UUID, sha256: str) -> Inventory:
-    """The inventory of a blob. Raises Unacceptable `manifest_invalid`."""
+    """The inventory of a blob, for workers: half a million tensors take 300 MiB. Raises Unacceptable
+    `manifest_invalid`.
+    """
+    return _parsed(run, sha256)
+
+
+def _parsed(run: uuid.UUID, sha256: str) -> Inventory:
     try:
         return Inventory.from_bytes(blobs.store().read(run, sha256))
     except MailboatError as error:
@@ -134,7 +157,7 @@ def require_same_inventory(run: Run, expected: str, found: str) -> None:
     if expected == found:
         return
     try:
-        read_inventory(run.pk, expected).require_same(read_inventory(run.pk, found))
+        _parsed(run.pk, expected).require_same(_parsed(run.pk, found))
     except InventoryMismatch as error:
         raise Unacceptable(
             str(error), code="inventory_mismatch", tensors=list(error.names[:SHOWN]), count=len(error.names)

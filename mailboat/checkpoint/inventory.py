@@ -159,7 +159,7 @@ class Inventory:
                 raise ValueError("an alias is not a name")
             if not (quantiser is None or isinstance(quantiser, str)):
                 raise ValueError("the quantiser is not text")
-            tensors = tuple(_tensor(row) for row in document["tensors"])
+            tensors = tuple(tensor_of_row(row) for row in document["tensors"])
         except (ValueError, TypeError, AttributeError) as problem:
             raise CheckpointError(f"The inventory is not valid: {problem}.") from None
         inventory = cls(tensors, aliases, quantiser)
@@ -210,7 +210,7 @@ class Inventory:
         )
 
 
-def _tensor(row: Any) -> Tensor:
+def tensor_of_row(row: Any) -> Tensor:
     """Check one row of an inventory document and return its tensor, or raise ValueError."""
     if not isinstance(row, list) or len(row) not in {_ROW_FIELDS, _ROW_FIELDS + 1}:
         raise ValueError("a tensor's row is not of the right length")

@@ -16,9 +16,9 @@ from mailboat.quantise.schemes import FORMATS
 def command(source: Path, out: Path, format_: str) -> None:
     """Write SRC with its linear weights quantised, for engines to load.
 
-    SRC is a .safetensors file or a checkpoint folder in BF16, F16 or F32, with or without config.json. Embeddings, norms
-    and heads stay as they are. The same weights give the same bytes on every machine, so two results differ in little
-    more than their weights did: publish them like any other checkpoint.
+    SRC is a .safetensors file or a checkpoint folder in BF16, F16 or F32, with or without config.json. Embeddings,
+    norms and heads stay as they are. The same weights give the same bytes on every machine, so two results differ in
+    little more than their weights did: publish them like any other checkpoint.
     """
     from dataclasses import replace
 

@@ -14,6 +14,7 @@ from numba import njit, types
 
 _BITS = types.Array(types.uint32, 1, "C", readonly=True)
 _WEIGHTS = types.Array(types.uint16, 1, "C", readonly=True)
+_SCALES = types.Array(types.uint8, 1, "C", readonly=True)
 _ROUND = types.int32(types.int32, types.int32, types.int32)
 _FP8_MAX = np.int32(0x43E00000)  # 448
 _FP4_MAX = np.int32(0x40C00000)  # 6
@@ -68,7 +69,7 @@ def e2m1_codes(scaled: Any, weights: Any, out: Any) -> None:
         out[pair] = packed
 
 
-@njit(types.void(_WEIGHTS, types.Array(types.uint8, 1, "C", readonly=True), types.int64, types.uint32[::1]), nogil=True, cache=True)  # fmt: skip
+@njit(types.void(_WEIGHTS, _SCALES, types.int64, types.uint32[::1]), nogil=True, cache=True)
 def divide_by_powers(weights: Any, scales: Any, group: Any, out: Any) -> None:
     """Magnitudes of BF16 weights (FP32 bits) over the powers of two of their groups' E8M0 codes.
 

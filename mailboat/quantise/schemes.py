@@ -52,7 +52,7 @@ class Scheme:
         chosen = [t.name for t in linear if not group or t.shape[1] % group == 0]
         if not chosen:
             raise CheckpointError(
-                f"The checkpoint has no linear weights that {format} could take; give one with BF16, F16 or F32 matrices."
+                f"The checkpoint has no linear weights for {format}; give one with matrices in BF16, F16 or F32."
             )
         scheme = cls(format, group, tuple(chosen))
         _check_free(inventory, scheme)

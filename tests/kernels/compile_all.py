@@ -30,7 +30,7 @@ def variants(
     """(kernel, types of the arguments that are no i64, constants)."""
     found: list[tuple[object, dict[str, str], dict[str, object]]] = []
     for kind in widths:
-        pair = {name: f"*{kind}" for name in ("old_ptr", "new_ptr", "olds", "news")}
+        pair = dict.fromkeys(("old_ptr", "new_ptr", "olds", "news"), f"*{kind}")
         for dense in layouts:
             found.append((changes._diff, LIST | pair, {"CONTIGUOUS": dense, "SIZE": changes.BLOCK}))
         found.append((changes._class_histograms, {"counts": "*i64"} | pair, {"SIZE": changes.BLOCK}))
@@ -49,7 +49,9 @@ def variants(
         for kind, group in ((numbers.NVFP4, 16), (numbers.MXFP4, 32), (numbers.INT4, 64)):
             scale = "*i16" if kind == numbers.INT4 else "*u8"
             grouped = codes | SCALES | {"scales": scale, "scale_olds": scale, "scale_news": scale, "largest": "*i32"}
-            found.append((refresh._refresh_groups, grouped, {"KIND": kind, "GROUP": group, "SIZE": refresh.GROUP_BLOCK // group}))
+            found.append(
+                (refresh._refresh_groups, grouped, {"KIND": kind, "GROUP": group, "SIZE": refresh.GROUP_BLOCK // group})
+            )
         found.append((refresh._amax, {"master": master, "largest": "*i32"}, {"SIZE": refresh.BLOCK}))
     for dense in layouts:
         bf16 = LIST | {"master": "*i32", "served": "*i16", "olds": "*i16", "news": "*i16"}

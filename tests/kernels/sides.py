@@ -45,7 +45,9 @@ class Interpreter(Side):
 
         here = torch.from_numpy(signed(array).copy(order="K"))
         strides = [step // array.itemsize for step in array.strides]
-        extent = 1 + sum((size - 1) * step for size, step in zip(array.shape, strides, strict=True)) if array.size else 0
+        extent = (
+            1 + sum((size - 1) * step for size, step in zip(array.shape, strides, strict=True)) if array.size else 0
+        )
         there = torch.zeros(extent, dtype=here.dtype, device=self.device).as_strided(array.shape, strides)
         return there.copy_(here)
 

@@ -32,7 +32,9 @@ def states() -> tuple[ArraySource, ArraySource]:
         ("e.ids", "I64", np.uint64, (40,), 0.2), ("f.weight", "BF16", np.uint16, (30, 30), 0.0),
     ]:  # fmt: skip
         before = generator.integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
-        after = before + (generator.random(shape) < density).astype(dtype) * generator.integers(1, 5, shape).astype(dtype)
+        after = before + (generator.random(shape) < density).astype(dtype) * generator.integers(1, 5, shape).astype(
+            dtype
+        )
         old[name], new[name], dtypes[name] = before, after, kind
     return ArraySource(old, dtypes=dtypes), ArraySource(new, dtypes=dtypes)
 

@@ -46,14 +46,18 @@ def test_sums_of_nothing(side: Side) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
-@pytest.mark.parametrize(("shape", "density"), [((1, 1), 1), ((9, 53), 0.4), ((64, 64), 0.01), ((50, 61), 1.0), ((3, 2000), 0.2)])
+@pytest.mark.parametrize(
+    ("shape", "density"), [((1, 1), 1), ((9, 53), 0.4), ((64, 64), 0.01), ((50, 61), 1.0), ((3, 2000), 0.2)]
+)
 def test_apply_writes_and_predicts_the_sums(side: Side, dtype: type, shape: tuple[int, int], density: float) -> None:
     old = matrix(*shape, dtype)
     new = np.where(np.random.default_rng(2).random(shape) < density, matrix(*shape, dtype, seed=3), old)
     changes = reference.diff(old, new)
     for first in (0, 2**31 - 5):
         rows = old.copy()
-        delta = side.apply_with_sums(rows, changes.positions + first, changes.new, SEEDS, first=first, row0=2**33, word0=7)
+        delta = side.apply_with_sums(
+            rows, changes.positions + first, changes.new, SEEDS, first=first, row0=2**33, word0=7
+        )
         np.testing.assert_array_equal(rows, new)
         before, after = of_library(old, 2**33, 7), of_library(new, 2**33, 7)
         assert delta == tuple((a - b) % 2**64 for a, b in zip(after, before, strict=True))

@@ -12,7 +12,12 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.checkpoint.writing import write_checkpoint
 
 Bits = np.ndarray[Any, Any]
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-05, "tie_word_embeddings": True}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+}
 
 
 def bf16(values: Bits) -> Bits:

@@ -32,7 +32,11 @@ def awkward() -> dict[str, np.ndarray]:
     shuffled = np.random.default_rng(3).permutation(finite)
     size = finite.size // 128 * 128
     odd = bf16(np.random.default_rng(4).normal(size=(261, 160)))
-    return {"a.weight": finite[:size].reshape(-1, 128), "b.weight": shuffled[:size].reshape(128, -1)[:, :384].copy(), "c.weight": odd}
+    return {
+        "a.weight": finite[:size].reshape(-1, 128),
+        "b.weight": shuffled[:size].reshape(128, -1)[:, :384].copy(),
+        "c.weight": odd,
+    }
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -62,7 +66,9 @@ def test_any_piece_of_any_tensor_can_be_read_alone(format: str) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_small_stripes_give_the_same_bytes(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = {t.name: tensor(q, t.name) for q in [QuantisedSource(source(masters()), format)] for t in q.inventory.tensors}
+    whole = {
+        t.name: tensor(q, t.name) for q in [QuantisedSource(source(masters()), format)] for t in q.inventory.tensors
+    }
     monkeypatch.setattr("mailboat.quantise.source._STRIPE", 1 << 12)
     striped = QuantisedSource(source(masters()), format)
     for name, value in whole.items():
@@ -99,7 +105,9 @@ def test_what_is_quantised_follows_from_names_and_shapes() -> None:
         "transformer.wte.weight": False, "model.layers.0.post_attention_layernorm.weight": False,
         "model.layers.0.self_attn.q_proj.bias": False,
     }  # fmt: skip
-    held = ArraySource({name: bf16(np.ones((4, 32)) * i) for i, name in enumerate(names)}, dtypes=dict.fromkeys(names, "BF16"))
+    held = ArraySource(
+        {name: bf16(np.ones((4, 32)) * i) for i, name in enumerate(names)}, dtypes=dict.fromkeys(names, "BF16")
+    )
     assert {t.name: is_linear(t) for t in held.inventory.tensors} == names
 
 

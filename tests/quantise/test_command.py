@@ -47,7 +47,9 @@ def test_a_folder_becomes_a_checkpoint_that_says_what_it_is(tmp_path: Path, form
 
 
 def test_a_lone_file_without_config_becomes_a_folder_with_one(tmp_path: Path) -> None:
-    write_checkpoint(ArraySource({"x.weight": bf16(np.ones((8, 64)))}, dtypes={"x.weight": "BF16"}), tmp_path / "m.safetensors")
+    write_checkpoint(
+        ArraySource({"x.weight": bf16(np.ones((8, 64)))}, dtypes={"x.weight": "BF16"}), tmp_path / "m.safetensors"
+    )
     quantise(tmp_path / "m.safetensors", tmp_path / "out", "nvfp4")
     assert set(json.loads((tmp_path / "out/config.json").read_text())) == {"quantization_config"}
     with Checkpoint.open(tmp_path / "out") as made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def follow(tmp_path: Path, states: list[QuantisedSource]) -> tuple[Checkpoint, l
     """Write the first state, then apply patches built between neighbours; the last checkpoint and the patches."""
     write_checkpoint(states[0], tmp_path / "v0")
     held, patches = Checkpoint.open(tmp_path / "v0"), []
-    for number, (before, after) in enumerate(zip(states, states[1:], strict=False), 1):
+    for number, (before, after) in enumerate(pairwise(states), 1):
         patches.append(tmp_path / f"{number}.mbp")
         build_patch(before, after, patches[-1])
         apply_patch(held, [patches[-1]], tmp_path / f"v{number}")
@@ -43,9 +44,7 @@ def follow(tmp_path: Path, states: list[QuantisedSource]) -> tuple[Checkpoint, l
 
 def byte_xor(before: QuantisedSource, after: QuantisedSource) -> int:
     """Size of the XOR of all bytes under zstd level 1: what shipped systems send."""
-    mixed = b"".join(
-        (tensor(before, t.name) ^ tensor(after, t.name)).tobytes() for t in before.inventory.tensors
-    )
+    mixed = b"".join((tensor(before, t.name) ^ tensor(after, t.name)).tobytes() for t in before.inventory.tensors)
     return len(zstd.compress(mixed, level=1))
 
 
@@ -56,7 +55,9 @@ def test_a32_three_patches_in_a_row_equal_a_fresh_quantisation(tmp_path: Path, f
         write_checkpoint(at(3, format), tmp_path / "fresh")
         with Checkpoint.open(tmp_path / "fresh") as fresh:
             assert measure(held).digest == measure(fresh).digest
-            assert (tmp_path / "v3/model.safetensors").read_bytes() == (tmp_path / "fresh/model.safetensors").read_bytes()
+            assert (tmp_path / "v3/model.safetensors").read_bytes() == (
+                tmp_path / "fresh/model.safetensors"
+            ).read_bytes()
 
 
 @pytest.mark.parametrize("format", ["fp8-block", "nvfp4", "mxfp4", "int4"])
@@ -101,5 +102,7 @@ def test_a31_a_dense_step_falls_back_by_tensor_and_stays_exact(tmp_path: Path, f
 def test_a_step_of_bf16_weights_moves_few_codes() -> None:
     """Scales come from BF16 weights and rarely move, so a small step stays a small patch."""
     before, after = at(3, "fp8-block", share=0.002), at(4, "fp8-block", share=0.002)
-    changed = sum(int(np.count_nonzero(tensor(before, t.name) != tensor(after, t.name))) for t in before.inventory.tensors)
+    changed = sum(
+        int(np.count_nonzero(tensor(before, t.name) != tensor(after, t.name))) for t in before.inventory.tensors
+    )
     assert 0 < changed < 0.02 * before.inventory.full_bytes

@@ -22,7 +22,14 @@ def quantised(format: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     import json
 
     held = QuantisedSource(ArraySource({"x.weight": WEIGHTS}, dtypes={"x.weight": "BF16"}), format)
-    kinds = {"F8_E4M3": torch.float8_e4m3fn, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32, "BF16": torch.bfloat16, "I64": torch.int64}
+    kinds = {
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F32": torch.float32,
+        "U8": torch.uint8,
+        "I32": torch.int32,
+        "BF16": torch.bfloat16,
+        "I64": torch.int64,
+    }
     found = {}
     for t in held.inventory.tensors:
         found[t.name.removeprefix("x.")] = torch.from_numpy(tensor(held, t.name)).view(kinds[t.dtype]).reshape(t.shape)
@@ -53,7 +60,9 @@ def test_fp8_blocks_are_those_of_transformers() -> None:
     assert torch.equal(theirs["x.weight"].view(torch.uint8), ours["weight"].view(torch.uint8))
     # torch divides 448 by a tensor as 448 x (1 / tensor): its scales may be off by one last bit.
     torch.testing.assert_close(theirs["x.weight_scale_inv"], ours["weight_scale_inv"], rtol=2.0**-22, atol=0)
-    back = Fp8Dequantize(quantizer).convert({"x.weight": [ours["weight"]], "x.weight_scale_inv": [ours["weight_scale_inv"]]})
+    back = Fp8Dequantize(quantizer).convert(
+        {"x.weight": [ours["weight"]], "x.weight_scale_inv": [ours["weight_scale_inv"]]}
+    )
     (plain,) = back.values()
     assert_close(plain[0] if isinstance(plain, list) else plain, "fp8-block", 384)
     assert config["quant_method"] == "fp8" and config["weight_block_size"] == [128, 128]
@@ -92,7 +101,7 @@ def test_mxfp4_codes_are_those_of_compressed_tensors() -> None:
 
 
 def test_nvfp4_codes_mean_what_the_format_says() -> None:
-    """ModelOpt's NVFP4: E2M1 code x E4M3 scale of 16 weights x FP32 scale of the tensor; unpacked by compressed-tensors."""
+    """ModelOpt's NVFP4: E2M1 code x E4M3 scale of 16 x FP32 scale of the tensor."""
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 
     ours, config = quantised("nvfp4")
