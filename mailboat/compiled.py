@@ -7,6 +7,7 @@ GIL and is cached.  Kernels trust their arguments: callers check sizes, kernels 
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _ZERO = np.uint64(0)
 _READ = types.Array(types.uint8, 1, "C", readonly=True)  # bytes that are only read: writable arrays fit too
 _TOTALS = types.uint64[::1]
 _I64 = types.int64
+_tuple: Any = types.Tuple
 _U64 = types.uint64
 
 
@@ -46,6 +48,18 @@ def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001
 
 
 _word: Any = intrinsic(_load_word)
+
+
+def _count_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+    """How many zero bits a 64-bit word ends with; 64 for 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+_trailing_zeros: Any = intrinsic(_count_zeros)
 
 
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
@@ -142,6 +156,50 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
     out[1] += total_b
 
 
+@njit(
+    types.void(types.uint64[::1], types.uint64[::1], types.uint32[::1], _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
+    """As `sum_changes`, from the old block's words and the new elements at `positions` alone, packed into words."""
+    total_a = _ZERO
+    total_b = _ZERO
+    block = old.view(np.uint8)
+    element_mask = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> np.uint64(64 - 8 * width)
+    count = positions.size
+    piece = np.int64(0)
+    start = np.int64(0)
+    at = np.int64(0)
+    while at < count:
+        byte = np.int64(positions[at]) * width
+        if byte >= start + piece_bytes:
+            piece = byte // piece_bytes
+            start = piece * piece_bytes
+        word = (byte - start) >> 3
+        where = start + word * 8
+        rest = start + piece_bytes - where
+        before = _word(block, where) if rest >= 8 else _short_word(block, where, rest)
+        after = before
+        while byte < where + min(rest, 8):
+            shift = np.uint64((byte - where) * 8)
+            new = (elements[(at * width) >> 3] >> np.uint64(((at * width) & 7) << 3)) & element_mask
+            after = (after & ~(element_mask << shift)) | (new << shift)
+            at += 1
+            if at == count:
+                break
+            byte = np.int64(positions[at]) * width
+        row = np.uint64(row0 + piece)
+        column = np.uint64(word0 + word)
+        place_a = seed_a + row * ROW_A + column * WORD_A
+        place_b = seed_b + row * ROW_B + column * WORD_B
+        total_a += _mix(after ^ place_a, FIRST_A, SECOND_A) - _mix(before ^ place_a, FIRST_A, SECOND_A)
+        total_b += _mix(after ^ place_b, FIRST_B, SECOND_B) - _mix(before ^ place_b, FIRST_B, SECOND_B)
+    out[0] += total_a
+    out[1] += total_b
+
+
 # --- Patches (docs/format/patch.md) -----------------------------------------------------------------------------------
 #
 # A block comes as little-endian 64-bit words, its last word zero-padded, so that one compiled version serves every
@@ -149,6 +207,7 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
 
 RICE_OK, RICE_TRUNCATED, RICE_BEYOND, RICE_LEFTOVER = 0, 1, 2, 3
 VALUES_OK, VALUES_RESERVED, VALUES_LITERAL = 0, 1, 2
+_BATCH = 64
 _ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
@@ -237,6 +296,20 @@ def rice_encode(positions: Any, r: Any, out: Any) -> Any:
     return at
 
 
+@njit(_tuple((_U64, _I64, _I64))(types.uint8[::1], _U64, _I64, _I64), nogil=True, cache=True, inline="always")
+def _refilled(data, held, bits, at):  # type: ignore[no-untyped-def]
+    """Top up a bit buffer to 56 bits or more where there are data; bits above `bits` may hold what comes next."""
+    if at + 8 <= data.size:
+        held |= _word(data, at) << np.uint64(bits)
+        count = (np.int64(63) - bits) >> 3
+        return held, bits + count * 8, at + count
+    while bits <= 55 and at < data.size:
+        held |= np.uint64(data[at]) << np.uint64(bits)
+        at += 1
+        bits += 8
+    return held, bits, at
+
+
 @njit("int64(uint8[::1], int64, int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
 def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
     """Fill `positions` from Rice codes.
@@ -252,23 +325,19 @@ def rice_decode(data: Any, r: Any, elements: Any, positions: Any) -> Any:
     for i in range(positions.size):
         quotient = np.int64(0)
         while True:
-            if bits == 0:
-                while bits <= 48 and at < size:
-                    held |= np.uint64(data[at]) << np.uint64(bits)
-                    at += 1
-                    bits += 8
-                if bits == 0:
-                    return np.int64(RICE_TRUNCATED)
-            bit = held & np.uint64(1)
-            held >>= np.uint64(1)
-            bits -= 1
-            if bit == np.uint64(0):
+            held, bits, at = _refilled(data, held, bits, at)
+            ones = _trailing_zeros(~held)
+            if ones < bits:
                 break
-            quotient += 1
-        while bits <= 48 and at < size:
-            held |= np.uint64(data[at]) << np.uint64(bits)
-            at += 1
-            bits += 8
+            if at == size:
+                return np.int64(RICE_TRUNCATED)
+            quotient += bits
+            held >>= np.uint64(bits)
+            bits = np.int64(0)
+        quotient += ones
+        held >>= np.uint64(ones + 1)
+        bits -= ones + 1
+        held, bits, at = _refilled(data, held, bits, at)
         if bits < r:
             return np.int64(RICE_TRUNCATED)
         position = previous + 1 + (quotient << r) + np.int64(held & low_mask)
@@ -350,10 +419,14 @@ def decode_values(old: Any, positions: Any, width: Any, order: Any, values: Any,
     flip = np.uint64(0) if order == 0 else np.uint64(1) << top
     floats = _ONES if order == 2 else np.uint64(0)
     at = np.int64(0)
+    # Old elements lie far apart: fetching a batch of them first lets their cache misses overlap.
+    batch = np.empty(_BATCH, np.uint64)
     for i in range(positions.size):
-        byte = np.int64(positions[i]) * width
-        before = (old[byte >> 3] >> np.uint64((byte & 7) * 8)) & mask
-        rank = _rank(before, flip, floats, top, mask)
+        if i % _BATCH == 0:
+            for ahead in range(i, min(i + _BATCH, positions.size)):
+                place = np.int64(positions[ahead]) * width
+                batch[ahead - i] = (old[place >> 3] >> np.uint64((place & 7) * 8)) & mask
+        rank = _rank(batch[i % _BATCH], flip, floats, top, mask)
         code = np.uint64(values[i])
         if code == np.uint64(255):
             return np.int64(VALUES_RESERVED)
@@ -452,3 +525,619 @@ def gather(block: Any, positions: Any, width: Any, out: Any) -> None:
         at = np.int64(positions[i]) * width
         for b in range(width):
             out[i * width + b] = block[at + b]
+
+
+# --- The contextual encoding (docs/format/contextual.md) --------------------------------------------------------------
+#
+# The coder's numbers live in one uint64 array between blocks (CODER_*); inside a kernel they are locals. Every loop is
+# bounded by the block, by its promised number of changes or by the width, whatever a stream says.
+
+CHUNK, TILE = 64, 128
+UNARY, PREFIXES, LONGEST = 6, 16, 62
+CONTEXTS = UNARY + 2 * PREFIXES
+HAZARDS = 192
+CODER_LOW, CODER_RANGE, CODER_AT, CODER_EVENTS, CODER_EXPOSURE, CODER_SCALE, CODER_NEXT, CODER_SIZE = range(8)
+CONTEXTUAL_OK, CONTEXTUAL_FULL, CONTEXTUAL_DAMAGED = 0, 1, 2
+PER_EVENT = 6_051_102  # 2^22 / ln 2: hazard over which one event is expected
+FIRST_EVENTS, FIRST_LEVEL = 4, 112
+
+
+def half_power(x: int) -> int:
+    """2^(64 - x / 256) for x = 0 ... 256, by integer square roots: the one source of every table here."""
+    if x == 256:
+        return 1 << 63
+    result, root = 1 << 64, 1 << 63
+    for bit in (128, 64, 32, 16, 8, 4, 2, 1):
+        root = isqrt(root << 64)
+        if x & bit:
+            result = result * root >> 64
+    return result
+
+
+def hazard_of(level: int, sixteenth: int = 0) -> int:
+    """2^(level / 8 + sixteenth / 16) in 2^-32 of the unit of hazards, which is 2^-22 bit."""
+    octaves, rest = divmod(32 * level + 16 * sixteenth, 256)
+    return half_power(256 - rest) >> 31 << octaves if rest else 1 << (octaves + 32)
+
+
+HAZARD_TABLE = np.array([hazard_of(level) >> 32 for level in range(HAZARDS)], np.uint32)
+NO_EVENT = np.array([(half_power(x) + (1 << 47)) >> 48 for x in range(257)], np.uint64)
+RATES = np.array([131072 // (2 * min(seen, 148) + 3) for seen in range(256)], np.uint64)
+_U1, _U8, _U16, _U22 = np.uint64(1), np.uint64(8), np.uint64(16), np.uint64(22)
+_LOW_RANGE = np.uint64(1 << 32)
+_HALF = np.uint64(32768)
+_FF = np.uint64(0xFF)
+_FFFF = np.uint64(0xFFFF)
+_LEAST, _MOST = np.uint64(32), np.uint64(65504)
+_SPLIT = np.uint64(3 << 21)
+_PER_EVENT = np.uint64(PER_EVENT)
+_LEAST_SCALE, _MOST_SCALE = np.uint64(1 << 8), np.uint64(1 << 24)
+_EXPOSURE_LIMIT, _EVENT_LIMIT = np.uint64(1 << 29), np.uint64(1 << 20)
+_WORDS = types.uint64[::1]
+_CODES = types.uint32[::1]
+_STATE3 = _tuple((types.uint64,) * 3)
+_STATE4 = _tuple((types.uint64,) * 4)
+
+
+@njit("uint64(uint64)", nogil=True, cache=True, inline="always")
+def _no_event(y):  # type: ignore[no-untyped-def]
+    """2^-y in 1/65536, between 1 and 65535; y in units of 2^-22 bit."""
+    whole = y >> _U22
+    if whole >= _U16:
+        return _U1
+    place = (y >> np.uint64(14)) & _FF
+    above = NO_EVENT[place]
+    below = NO_EVENT[place + _U1]
+    p = (above - (((above - below) * ((y >> np.uint64(6)) & _FF)) >> _U8)) >> whole
+    return min(max(p, _U1), _FFFF)
+
+
+@njit(_STATE3(_U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
+def _put(low, at, out, start, size):  # type: ignore[no-untyped-def]
+    """Narrow the encoder's interval to [start, start + size) of itself; a carry walks back over the words written."""
+    moved = low + start
+    if moved < low:
+        back = at - _U1
+        while True:
+            out[back] += np.uint32(1)
+            if out[back] != np.uint32(0):
+                break
+            back -= _U1
+    if size < _LOW_RANGE:
+        out[at] = np.uint32(moved >> _S32)
+        return moved << _S32, size << _S32, at + _U1
+    return moved, size, at
+
+
+@njit(_STATE3(_U64, _U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
+def _put_bit(low, span, at, out, bit, p):  # type: ignore[no-untyped-def]
+    """Encode a bit that is 0 with probability p / 65536."""
+    zero = (span >> _U16) * p
+    if bit == _ZERO:
+        return _put(low, at, out, _ZERO, zero)
+    return _put(low, at, out, zero, span - zero)
+
+
+@njit(_STATE3(_U64, _U64, _U64, _CODES, _U64), nogil=True, cache=True, inline="always")
+def _put_sign(low, span, at, out, bit):  # type: ignore[no-untyped-def]
+    """Encode an even bit; without a branch on it, since no processor guesses signs."""
+    zero = (span >> _U16) * _HALF
+    chosen = _ZERO - bit
+    return _put(low, at, out, zero & chosen, zero ^ ((zero ^ (span - zero)) & chosen))
+
+
+@njit(_U64(_CODES, _U64, _U64), nogil=True, cache=True, inline="always")
+def _learn(contexts, place, bit):  # type: ignore[no-untyped-def]
+    """Move an adaptive probability towards `bit`; returns what it was."""
+    held = np.uint64(contexts[place])
+    p = held >> _U8
+    seen = held & _FF
+    rate = RATES[seen]
+    after = p + (((_FFFF - p) * rate) >> _U16) if bit == _ZERO else p - ((p * rate) >> _U16)
+    after = min(max(after, _LEAST), _MOST)
+    contexts[place] = np.uint32((after << _U8) | min(seen + _U1, np.uint64(148)))
+    return p
+
+
+@njit(_STATE3(_U64, _U64, _U64, _CODES, _CODES, _U64, _U64), nogil=True, cache=True)
+def _put_number(low, span, at, out, contexts, row, number):  # type: ignore[no-untyped-def]
+    """Unary up to 5 with adaptive bits, then Exp-Golomb whose prefix and first suffix bit adapt."""
+    for t in range(UNARY):
+        place = row + np.uint64(t)
+        bit = _U1 if number > np.uint64(t) else _ZERO
+        low, span, at = _put_bit(low, span, at, out, bit, _learn(contexts, place, bit))
+        if bit == _ZERO:
+            return low, span, at
+    rest = number - np.uint64(UNARY - 1)
+    length = _ZERO
+    while length < np.uint64(LONGEST) and rest >> (length + _U1) != _ZERO:
+        place = row + np.uint64(UNARY) + min(length, np.uint64(PREFIXES - 1))
+        low, span, at = _put_bit(low, span, at, out, _U1, _learn(contexts, place, _U1))
+        length += _U1
+    place = row + np.uint64(UNARY) + min(length, np.uint64(PREFIXES - 1))
+    if length < np.uint64(LONGEST):
+        low, span, at = _put_bit(low, span, at, out, _ZERO, _learn(contexts, place, _ZERO))
+    for step in range(np.int64(length)):
+        bit = (rest >> (length - _U1 - np.uint64(step))) & _U1
+        p = _HALF
+        if step == 0:
+            p = _learn(contexts, row + np.uint64(UNARY + PREFIXES) + min(length, np.uint64(PREFIXES - 1)), bit)
+        low, span, at = _put_bit(low, span, at, out, bit, p)
+    return low, span, at
+
+
+@njit(_STATE4(_U64, _U64, _U64, _CODES, _U64), nogil=True, cache=True, inline="always")
+def _take_bit(code, span, at, data, p):  # type: ignore[no-untyped-def]
+    """Decode a bit that is 0 with probability p / 65536; returns it last. Words beyond the end are zero."""
+    zero = (span >> _U16) * p
+    bit = _ZERO
+    if code < zero:
+        span = zero
+    else:
+        code -= zero
+        span -= zero
+        bit = _U1
+    if span < _LOW_RANGE:
+        code = code << _S32
+        if at < np.uint64(data.size):
+            code |= np.uint64(data[at])
+        at += _U1
+        span = span << _S32
+    return code, span, at, bit
+
+
+@njit(_STATE4(_U64, _U64, _U64, _CODES), nogil=True, cache=True, inline="always")
+def _take_sign(code, span, at, data):  # type: ignore[no-untyped-def]
+    """Decode an even bit, returned last, without a branch on it."""
+    zero = (span >> _U16) * _HALF
+    bit = np.uint64(code >= zero)
+    chosen = _ZERO - bit
+    code -= zero & chosen
+    span = zero ^ ((zero ^ (span - zero)) & chosen)
+    if span < _LOW_RANGE:
+        code = code << _S32
+        if at < np.uint64(data.size):
+            code |= np.uint64(data[at])
+        at += _U1
+        span = span << _S32
+    return code, span, at, bit
+
+
+@njit(_STATE4(_U64, _U64, _U64, _CODES, _CODES, _U64), nogil=True, cache=True)
+def _take_number(code, span, at, data, contexts, row):  # type: ignore[no-untyped-def]
+    """Undo `_put_number`; returns the number last."""
+    for t in range(UNARY):
+        place = row + np.uint64(t)
+        code, span, at, bit = _take_bit(code, span, at, data, np.uint64(contexts[place]) >> _U8)
+        _learn(contexts, place, bit)
+        if bit == _ZERO:
+            return code, span, at, np.uint64(t)
+    length = _ZERO
+    while length < np.uint64(LONGEST):
+        place = row + np.uint64(UNARY) + min(length, np.uint64(PREFIXES - 1))
+        code, span, at, bit = _take_bit(code, span, at, data, np.uint64(contexts[place]) >> _U8)
+        _learn(contexts, place, bit)
+        if bit == _ZERO:
+            break
+        length += _U1
+    rest = _U1
+    for step in range(np.int64(length)):
+        if step == 0:
+            place = row + np.uint64(UNARY + PREFIXES) + min(length, np.uint64(PREFIXES - 1))
+            code, span, at, bit = _take_bit(code, span, at, data, np.uint64(contexts[place]) >> _U8)
+            _learn(contexts, place, bit)
+        else:
+            code, span, at, bit = _take_bit(code, span, at, data, _HALF)
+        rest = (rest << _U1) | bit
+    return code, span, at, rest + np.uint64(UNARY - 1)
+
+
+@njit("uint64(uint64[::1], int64, int64)", nogil=True, cache=True, inline="always")
+def _element(words, index, width):  # type: ignore[no-untyped-def]
+    """One element of `width` bytes as a number, with what lies above it in its word."""
+    byte = index * width
+    return words[byte >> 3] >> np.uint64((byte & 7) << 3)
+
+
+@njit(
+    "void(uint64[::1], int64, int64, uint64, uint64, uint32[::1], uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def chunk_hazards(old: Any, elements: Any, width: Any, shift: Any, mask: Any, hazards: Any, out: Any) -> None:
+    """The sum of the hazards of each chunk of 64 elements of a block, given those of the 256 classes."""
+    # Loads of whole words and two sums: twice as fast as the vector gathers that the obvious loop compiles to.
+    whole = elements // CHUNK
+    words = CHUNK * width // 8
+    if mask == _ZERO:
+        for i in range(whole):
+            out[i] = hazards[0] * np.uint32(CHUNK)
+    elif width == 2:
+        for i in range(whole):
+            first = second = np.uint32(0)
+            for j in range(16):
+                word = old[i * 16 + j] >> shift
+                first += hazards[word & mask] + hazards[(word >> _S32) & mask]
+                second += hazards[(word >> _U16) & mask] + hazards[(word >> np.uint64(48)) & mask]
+            out[i] = first + second
+    elif width == 1:
+        for i in range(whole):
+            first = second = np.uint32(0)
+            for j in range(8):
+                word = old[i * 8 + j] >> shift
+                for byte in range(0, 64, 16):
+                    first += hazards[(word >> np.uint64(byte)) & mask]
+                    second += hazards[(word >> np.uint64(byte + 8)) & mask]
+            out[i] = first + second
+    else:
+        half = np.uint64(0) if width == 8 else _S32
+        for i in range(whole):
+            first = second = np.uint32(0)
+            for j in range(words):
+                word = old[i * words + j] >> shift
+                first += hazards[word & mask]
+                second += hazards[(word >> half) & mask]
+            out[i] = first + second if width == 4 else first
+    if whole * CHUNK < elements:
+        total = np.uint32(0)
+        for j in range(whole * CHUNK, elements):
+            total += hazards[(_element(old, j, width) >> shift) & mask]
+        out[whole] = total
+
+
+@njit("uint64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1])", nogil=True, cache=True)
+def _hazards_between(old, start, end, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
+    """The sum of the hazards of the elements start ... end - 1."""
+    total = _ZERO
+    at = np.uint64(start)
+    stop = np.uint64(end)
+    if width == 2:
+        while at < stop and at & np.uint64(3) != _ZERO:
+            total += np.uint64(
+                hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask]
+            )
+            at += _U1
+        while at + np.uint64(4) <= stop:
+            word = old[at >> np.uint64(2)] >> shift
+            total += np.uint64(
+                hazards[word & mask]
+                + hazards[(word >> _U16) & mask]
+                + hazards[(word >> _S32) & mask]
+                + hazards[(word >> np.uint64(48)) & mask]
+            )
+            at += np.uint64(4)
+    step = np.uint64(width)
+    while at < stop:
+        byte = at * step
+        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
+        total += np.uint64(hazards[(word >> shift) & mask])
+        at += _U1
+    return total
+
+
+@njit(
+    _tuple((_I64, _U64))(types.uint64[::1], _I64, _U64, _I64, _U64, _U64, types.uint32[::1]),
+    nogil=True,
+    cache=True,
+)
+def _event_at(old, start, place, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
+    """The element whose interval holds `place`, each from `start` on taking its hazard + 1; `place` is below their sum.
+
+    Returns (element, sum of the hazards before it).
+    """
+    at = np.uint64(start)
+    left = place
+    before = _ZERO
+    if width == 2:
+        while at & np.uint64(3) != _ZERO:
+            own = np.uint64(hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask])
+            if left <= own:
+                return np.int64(at), before
+            left -= own + _U1
+            before += own
+            at += _U1
+        while True:
+            word = old[at >> np.uint64(2)] >> shift
+            four = np.uint64(
+                hazards[word & mask]
+                + hazards[(word >> _U16) & mask]
+                + hazards[(word >> _S32) & mask]
+                + hazards[(word >> np.uint64(48)) & mask]
+            )
+            if left < four + np.uint64(4):
+                break
+            left -= four + np.uint64(4)
+            before += four
+            at += np.uint64(4)
+    step = np.uint64(width)
+    while True:
+        byte = at * step
+        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
+        own = np.uint64(hazards[(word >> shift) & mask])
+        if left <= own:
+            return np.int64(at), before
+        left -= own + _U1
+        before += own
+        at += _U1
+
+
+@njit(
+    "void(uint64[::1], uint32[::1], int64, int64, uint64, uint64, int64, int64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def count_classes(
+    old: Any, positions: Any, elements: Any, width: Any, shift: Any, mask: Any, every: Any, counts: Any
+) -> None:
+    """Add to counts[0] the classes of a block's elements, and to counts[1] those of the changed ones.
+
+    Only one chunk in `every` is looked at, and each of its elements counts `every` times.
+    """
+    for start in range(0, elements, CHUNK * every):
+        for j in range(start, min(elements, start + CHUNK)):
+            counts[0, (_element(old, j, width) >> shift) & mask] += every
+    for i in range(positions.size):
+        counts[1, (_element(old, np.int64(positions[i]), width) >> shift) & mask] += 1
+
+
+@njit("void(uint64[::1])", nogil=True, cache=True)
+def start_tensor(coder: Any) -> None:
+    """Forget the running scale."""
+    coder[CODER_EVENTS] = np.uint64(FIRST_EVENTS)
+    coder[CODER_EXPOSURE] = np.uint64(FIRST_EVENTS * PER_EVENT)
+    coder[CODER_SCALE] = np.uint64(1 << 16)
+    coder[CODER_NEXT] = np.uint64(2 * FIRST_EVENTS * PER_EVENT)
+
+
+@njit(_STATE4(_U64, _U64, _U64, _U64), nogil=True, cache=True, inline="always")
+def _rescaled(events, exposure, scale, due):  # type: ignore[no-untyped-def]
+    """The running scale, brought up to date once events and exposure have grown by a 32nd."""
+    grown = exposure + events * _PER_EVENT
+    if grown >= due:
+        scale = ((events << _U16) * _PER_EVENT) // exposure
+        scale = min(max(scale, _LEAST_SCALE), _MOST_SCALE)
+        if exposure > _EXPOSURE_LIMIT or events > _EVENT_LIMIT:
+            exposure = (exposure + _U1) >> _U1
+            events = (events + _U1) >> _U1
+            grown = exposure + events * _PER_EVENT
+        due = grown + (grown >> np.uint64(5))
+    return events, exposure, scale, due
+
+
+@njit(
+    "int64(uint64[::1], int64, int64, int64, uint32[::1], uint64[::1], uint64, uint64, uint32[::1], uint32[::1],"
+    " uint64[::1], uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def encode_contextual(
+    old: Any, elements: Any, width: Any, order: Any, positions: Any, new: Any, shift: Any, mask: Any, hazards: Any,
+    contexts: Any, coder: Any, out: Any,
+) -> Any:  # fmt: skip
+    """Append a block to a coding group; returns a CONTEXTUAL_* status.
+
+    `old`: the block's words; `positions`, `new`: its changes, the new elements packed into words; `hazards` of the 256
+    classes; `contexts`: 256 rows of CONTEXTS adaptive bits. CONTEXTUAL_FULL: `out` is too small, all is void.
+    """
+    element_mask = _ONES >> np.uint64(64 - 8 * width)
+    top = np.uint64(8 * width - 1)
+    flip = _ZERO if order == 0 else _U1 << top
+    floats = _ONES if order == 2 else _ZERO
+    low, span, at = coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT]
+    events, exposure, scale, due = (
+        coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT],
+    )  # fmt: skip
+    room = np.uint64(max(out.size - 64, 0))
+    done, count = np.int64(0), np.int64(positions.size)
+    chunk = np.int64(0)
+    chunks = np.empty(TILE, np.uint32)
+    while done < count:
+        if chunk % TILE == 0:
+            # Tile by tile, so that what is looked at closely is still in the nearest cache.
+            ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
+            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+        hazard = np.uint64(chunks[chunk % TILE])
+        j = chunk * CHUNK
+        end = min(elements, j + CHUNK)
+        chunk += 1
+        while j < end and done < count:
+            if at >= room:
+                return np.int64(CONTEXTUAL_FULL)
+            position = np.int64(positions[done])
+            e, part = end, hazard
+            y = (part * scale) >> _U16
+            while y > _SPLIT and e - j > 1:
+                e = j + (e - j) // 2
+                part = _hazards_between(old, j, e, width, shift, mask, hazards)
+                y = (part * scale) >> _U16
+            if position >= e:
+                low, span, at = _put_bit(low, span, at, out, _ZERO, _no_event(y))
+                exposure += part
+                hazard -= part
+                j = e
+                continue
+            low, span, at = _put_bit(low, span, at, out, _U1, _no_event(y))
+            before = _hazards_between(old, j, position, width, shift, mask, hazards)
+            u = _element(old, position, width)
+            kind = (u >> shift) & mask
+            own = np.uint64(hazards[kind])
+            if e - j > 1:
+                unit = span // (part + np.uint64(e - j))
+                low, span, at = _put(
+                    low, at, out, unit * (before + np.uint64(position - j)), unit * (own + _U1)
+                )  # fmt: skip
+            exposure += before + (own >> _U1)
+            events += _U1
+            hazard -= before + own
+            j = position + 1
+            rank = _rank(u & element_mask, flip, floats, top, element_mask)
+            after = _rank(_element(new, done, width) & element_mask, flip, floats, top, element_mask)
+            step = (after - rank) & element_mask
+            sign = step >> top
+            step = ((step ^ (_ZERO - sign)) + sign) & element_mask
+            low, span, at = _put_sign(low, span, at, out, sign)
+            row = kind * np.uint64(CONTEXTS)
+            if step == _U1:
+                # Nine in ten steps: the number 0, without the call.
+                low, span, at = _put_bit(low, span, at, out, _ZERO, _learn(contexts, row, _ZERO))
+            else:
+                low, span, at = _put_number(low, span, at, out, contexts, row, step - _U1)
+            done += 1
+        events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+    coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = low, span, at
+    coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT] = events, exposure, scale, due
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit(
+    "int64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1], uint32[::1], uint64[::1], uint32[::1],"
+    " uint32[::1], uint8[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_contextual(
+    old: Any, elements: Any, width: Any, order: Any, shift: Any, mask: Any, hazards: Any, contexts: Any,
+    coder: Any, data: Any, positions: Any, new: Any,
+) -> Any:  # fmt: skip
+    """Undo `encode_contextual`: fill `positions` and `new` (`width` bytes each); returns a CONTEXTUAL_* status."""
+    element_mask = _ONES >> np.uint64(64 - 8 * width)
+    top = np.uint64(8 * width - 1)
+    flip = _ZERO if order == 0 else _U1 << top
+    floats = _ONES if order == 2 else _ZERO
+    code, span, at = coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT]
+    events, exposure, scale, due = (
+        coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT],
+    )  # fmt: skip
+    done, count = np.int64(0), np.int64(positions.size)
+    chunk, last = np.int64(0), (elements + CHUNK - 1) // CHUNK
+    chunks = np.empty(TILE, np.uint32)
+    size = np.uint64(data.size)
+    while done < count:
+        if chunk == last or at > size + _U1:
+            return np.int64(CONTEXTUAL_DAMAGED)
+        if chunk % TILE == 0:
+            # Tile by tile, so that what is looked at closely is still in the nearest cache.
+            ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
+            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+        hazard = np.uint64(chunks[chunk % TILE])
+        j = chunk * CHUNK
+        end = min(elements, j + CHUNK)
+        chunk += 1
+        while j < end and done < count:
+            e, part = end, hazard
+            y = (part * scale) >> _U16
+            while y > _SPLIT and e - j > 1:
+                e = j + (e - j) // 2
+                part = _hazards_between(old, j, e, width, shift, mask, hazards)
+                y = (part * scale) >> _U16
+            code, span, at, bit = _take_bit(code, span, at, data, _no_event(y))
+            if bit == _ZERO:
+                exposure += part
+                hazard -= part
+                j = e
+                continue
+            position, before = j, _ZERO
+            u = _element(old, position, width)
+            own = np.uint64(hazards[(u >> shift) & mask])
+            if e - j > 1:
+                unit = span // (part + np.uint64(e - j))
+                place = code // unit
+                if place >= part + np.uint64(e - j):
+                    return np.int64(CONTEXTUAL_DAMAGED)
+                position, before = _event_at(old, j, place, width, shift, mask, hazards)
+                u = _element(old, position, width)
+                own = np.uint64(hazards[(u >> shift) & mask])
+                code -= unit * (before + np.uint64(position - j))
+                span = unit * (own + _U1)
+                if span < _LOW_RANGE:
+                    code = code << _S32
+                    if at < size:
+                        code |= np.uint64(data[at])
+                    at += _U1
+                    span = span << _S32
+            exposure += before + (own >> _U1)
+            events += _U1
+            hazard -= before + own
+            j = position + 1
+            code, span, at, sign = _take_sign(code, span, at, data)
+            row = ((u >> shift) & mask) * np.uint64(CONTEXTS)
+            code, span, at, number = _take_number(code, span, at, data, contexts, row)
+            if number >= (element_mask >> _U1) + sign:
+                return np.int64(CONTEXTUAL_DAMAGED)
+            step = ((number + _U1) ^ (_ZERO - sign)) + sign
+            rank = _rank(u & element_mask, flip, floats, top, element_mask)
+            after = _unrank((rank + step) & element_mask, flip, floats, top, element_mask)
+            for b in range(width):
+                new[done * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
+            positions[done] = np.uint32(position)
+            done += 1
+        events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+    coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = code, span, at
+    coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT] = events, exposure, scale, due
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit("void(uint8[::1], int64, int64, int64, uint32[::1], uint64[::1], uint32[::1])", nogil=True, cache=True)
+def encode_profile(levels: Any, first: Any, last: Any, classes: Any, contexts: Any, coder: Any, out: Any) -> None:
+    """Append the levels of the classes first ... last; `out` has room. `contexts`: a row for this only."""
+    low, span, at = coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT]
+    if classes > 1:
+        bounds = np.uint64(first) << _U8 | np.uint64(last)
+        for step in range(16):
+            low, span, at = _put_bit(low, span, at, out, (bounds >> np.uint64(15 - step)) & _U1, _HALF)
+    previous = np.int64(FIRST_LEVEL)
+    for c in range(first, last + 1):
+        moved = np.int64(levels[c]) - previous
+        previous = np.int64(levels[c])
+        number = np.uint64(2 * moved - 1) if moved > 0 else np.uint64(-2 * moved)
+        low, span, at = _put_number(low, span, at, out, contexts, _ZERO, number)
+    coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = low, span, at
+
+
+@njit("int64(uint32[::1], int64, uint32[::1], uint64[::1], uint32[::1])", nogil=True, cache=True)
+def decode_profile(hazards: Any, classes: Any, contexts: Any, coder: Any, data: Any) -> Any:
+    """Undo `encode_profile`, straight to the hazards of all 256 classes; returns a CONTEXTUAL_* status."""
+    code, span, at = coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT]
+    bounds = _ZERO
+    if classes > 1:
+        for _ in range(16):
+            code, span, at, bit = _take_bit(code, span, at, data, _HALF)
+            bounds = (bounds << _U1) | bit
+    first, last = np.int64(bounds >> _U8), np.int64(bounds & _FF)
+    if first > last or last >= classes:
+        return np.int64(CONTEXTUAL_DAMAGED)
+    level = np.int64(FIRST_LEVEL)
+    for c in range(256):
+        if first <= c <= last:
+            code, span, at, number = _take_number(code, span, at, data, contexts, _ZERO)
+            if number >= np.uint64(2 * HAZARDS):
+                return np.int64(CONTEXTUAL_DAMAGED)
+            half = np.int64((number + _U1) >> _U1)
+            level += half if number & _U1 else -half
+            if level < 0 or level >= HAZARDS:
+                return np.int64(CONTEXTUAL_DAMAGED)
+            hazards[c] = HAZARD_TABLE[level]
+        else:
+            hazards[c] = HAZARD_TABLE[0]
+    coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = code, span, at
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit("int64(uint64[::1], uint32[::1])", nogil=True, cache=True)
+def finish_group(coder: Any, out: Any) -> Any:
+    """End the encoder's stream: the next multiple of 2^32 lies in every interval. Returns the words written."""
+    low, at = coder[CODER_LOW], coder[CODER_AT]
+    ends = low + (_LOW_RANGE - _U1)
+    if ends < low:
+        back = at - _U1
+        while True:
+            out[back] += np.uint32(1)
+            if out[back] != np.uint32(0):
+                break
+            back -= _U1
+    out[at] = np.uint32(ends >> _S32)
+    return np.int64(at + _U1)

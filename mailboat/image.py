@@ -29,13 +29,13 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure, measure_sums
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
 from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
-from mailboat.overlay import Overlaid, Overlay, Record
-from mailboat.patch import blocks
+from mailboat.overlay import Overlaid, Overlay
 from mailboat.patch.backends import kernels
-from mailboat.patch.blocks import BlockCode, Positions
-from mailboat.patch.format import Geometry
-from mailboat.patch.parts import Parts, largest_width
-from mailboat.patch.scratch import Scratch, in_order, slots_for, thread_count, workers
+from mailboat.patch.blocks import Positions
+from mailboat.patch.decode import Decoder
+from mailboat.patch.new_bytes import Record
+from mailboat.patch.parts import Parts
+from mailboat.patch.scratch import thread_count
 
 __all__ = ["Image", "Overlay"]
 
@@ -189,40 +189,10 @@ class Image:
 
     def _decode(self, patch: Parts, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
         """Decode every changed block into the overlay; returns what that does to the sums."""
-        tensors = self.inventory.tensors
-        delta = np.zeros((len(tensors), 2), np.uint64)
-        seeds = [blocks.seeds_of(tensor) for tensor in tensors]
-
-        def jobs() -> Iterator[tuple[int, int, BlockCode]]:
-            for index in range(len(tensors)):
-                for number, first, _ in patch.blocks(index):
-                    yield index, first, patch.code(index, number)
-
-        def decode(scratch: Scratch, job: tuple[int, int, BlockCode]) -> _Decoded:
-            index, first, code = job
-            old, old_bytes = scratch.words("old", code.elements * code.width)
-            self.read(index, first * code.width, old_bytes)
-            positions, new = blocks.decode(scratch, old, code)
-            new_bytes = new.view(np.uint8)[: old_bytes.size]
-            piece = Geometry.of(tensors[index]).piece(first, code.elements)
-            change = blocks.sum_change(
-                old_bytes, new_bytes, positions, width=code.width, piece=piece, seed=seeds[index]
-            )
-            elements = blocks.gather(scratch, new, positions, code.width)
-            return _Decoded(index, first * code.width, positions, elements, new_bytes, change)
-
-        pool = stack.enter_context(workers(threads))
-        for block in in_order(pool, slots_for(largest_width(self.inventory), threads), jobs(), decode):
-            width = tensors[block.index].width
+        delta = np.zeros((len(self.inventory.tensors), 2), np.uint64)
+        for block in Decoder(patch, self, threads).all(stack):
             delta[block.index] += block.change
-            overlay.add(
-                block.index,
-                block.start,
-                positions=block.positions,
-                elements=block.elements,
-                block=block.new,
-                width=width,
-            )
+            overlay.add(block)
         for file in patch.carried_side_files:
             overlay.add_side(file.path, patch.read_side(file.path))
         overlay.finish()
@@ -365,18 +335,6 @@ class _Place:
 
     descriptor: int
     start: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A decoded block; arrays are views of the scratch."""
-
-    index: int
-    start: int
-    positions: Positions
-    elements: Bytes
-    new: Bytes
-    change: np.ndarray
 
 
 def _folder_layout(source: TensorSource) -> Layout | None:

@@ -5,170 +5,36 @@ Absolute bytes make writing it twice harmless. It must never be written anywhere
 
 from __future__ import annotations
 
-import os
-import tempfile
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import numpy as np
 
 from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.digest import State
-from mailboat.patch.backends import kernels
-from mailboat.patch.blocks import Positions
-
-IN_MEMORY = 64 << 20
-_POSITION_BYTES = 4
+from mailboat.patch.new_bytes import NewBytes
 
 
-class _Spool:
-    """Bytes appended once and read at any place: in memory up to a size, beyond that in an unlinked file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._memory = bytearray()
-        self._file: IO[bytes] | None = None
-        self.size = 0
-
-    def append(self, data: Bytes | bytes) -> int:
-        """Add bytes; returns where they start."""
-        start = self.size
-        view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
-        self.size += len(view)
-        if self._file is None and self.size > IN_MEMORY:
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - lives as long as the overlay
-            self._file.write(self._memory)
-            self._memory = bytearray()
-        if self._file is None:
-            self._memory += view
-        else:
-            self._file.write(view)
-        return start
-
-    def finish(self) -> None:
-        """Make everything readable."""
-        if self._file is not None:
-            self._file.flush()
-
-    def read(self, start: int, size: int) -> Bytes:
-        """A copy of bytes; safe from several threads after `finish`."""
-        out = np.empty(size, np.uint8)
-        if self._file is None:
-            out[:] = np.frombuffer(self._memory, np.uint8, size, start)
-            return out
-        view = out.data
-        while view:
-            count = os.preadv(self._file.fileno(), [view], start)
-            if count == 0:
-                raise EOFError("the overlay's own file is short")
-            view, start = view[count:], start + count
-        return out
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file, self._memory, self.size = None, bytearray(), 0
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """New bytes inside one block: `count` elements at positions, or the whole block when `count` is 0.
-
-    `start` and `nbytes`: the block's bytes within its tensor; `at`: where the record's data lie in the spool.
-    """
-
-    start: int
-    nbytes: int
-    width: int
-    count: int
-    at: int
-
-
-class Overlay:
-    """Absolute bytes that turn the state `base_digest` into `target`; `changed` elements, `nbytes` held.
-
-    Memory up to 64 MiB, beyond that an unlinked file in `scratch`. Close it to give either back.
-    """
+class Overlay(NewBytes):
+    """Absolute bytes that turn the state `base_digest` into `target`, side files included."""
 
     def __init__(self, base_digest: str, target: State, scratch: Path) -> None:
+        super().__init__(len(target.inventory.tensors), scratch)
         self.base_digest = base_digest
         self.target = target
-        self.changed = 0
-        self._spool = _Spool(scratch)
-        self._records: list[list[Record]] = [[] for _ in target.inventory.tensors]
         self._side: dict[str, tuple[int, int]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, in memory or on disk."""
-        return self._spool.size
 
     @property
     def side_paths(self) -> tuple[str, ...]:
         """Paths of the side files that the overlay carries whole."""
         return tuple(self._side)
 
-    def add(self, index: int, start: int, *, positions: Positions, elements: Bytes, block: Bytes, width: int) -> None:
-        """Record a block's changes, given both ways; the smaller one is kept. Blocks of a tensor come in order."""
-        self.changed += positions.size
-        if positions.size * (_POSITION_BYTES + width) < block.size:
-            at = self._spool.append(positions.view(np.uint8))
-            self._spool.append(elements)
-            self._records[index].append(Record(start, block.size, width, positions.size, at))
-        else:
-            self._records[index].append(Record(start, block.size, width, 0, self._spool.append(block)))
-
     def add_side(self, path: str, content: bytes) -> None:
         """Record a side file."""
         self._side[path] = (self._spool.append(content), len(content))
 
-    def finish(self) -> None:
-        """Nothing more is added."""
-        self._spool.finish()
-
     def read_side(self, path: str) -> bytes:
         """A side file; KeyError when the overlay does not carry it."""
         return self._spool.read(*self._side[path]).tobytes()
-
-    def records(self, index: int, start: int, end: int) -> Iterator[Record]:
-        """The records of a tensor that touch its bytes [start, end)."""
-        records = self._records[index]
-        first = max(0, bisect_right(records, start, key=lambda record: record.start) - 1)
-        for record in records[first:]:
-            if record.start >= end:
-                return
-            if record.start + record.nbytes > start:
-                yield record
-
-    def elements(self, record: Record) -> tuple[Positions, Bytes]:
-        """Positions within the block, and the new elements, of a record that has a count."""
-        data = self._spool.read(record.at, record.count * (_POSITION_BYTES + record.width))
-        split = record.count * _POSITION_BYTES
-        return data[:split].view(np.uint32), data[split:]
-
-    def block(self, record: Record, start: int, end: int) -> Bytes:
-        """Bytes [start, end) of the block of a record without a count."""
-        return self._spool.read(record.at + start, end - start)
-
-    def lay_over(self, index: int, offset: int, out: Bytes) -> None:
-        """Write into `out`, which holds the base's bytes of a tensor from `offset`, what the overlay changes there."""
-        for record in self.records(index, offset, offset + out.size):
-            if record.count:
-                positions, elements = self.elements(record)
-                kernels().scatter(positions, elements, record.width, offset - record.start, out)
-            else:
-                start, end = max(offset, record.start), min(offset + out.size, record.start + record.nbytes)
-                out[start - offset : end - offset] = self.block(record, start - record.start, end - record.start)
-
-    def close(self) -> None:
-        """Give the memory or the file back; repeating it is harmless."""
-        self._spool.close()
-        self._records = []
 
 
 class Overlaid:

@@ -9,6 +9,16 @@ from __future__ import annotations
 from mailboat.patch.apply import apply_patch
 from mailboat.patch.build import BuiltPatch, PartSpec, build_patch
 from mailboat.patch.container import PatchFile
+from mailboat.patch.derive import merge_patches, reverse_patch
 from mailboat.patch.inspection import inspect
 
-__all__ = ["BuiltPatch", "PartSpec", "PatchFile", "apply_patch", "build_patch", "inspect"]
+__all__ = [
+    "BuiltPatch",
+    "PartSpec",
+    "PatchFile",
+    "apply_patch",
+    "build_patch",
+    "inspect",
+    "merge_patches",
+    "reverse_patch",
+]

@@ -22,10 +22,13 @@ from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure, state_digest
+from mailboat.durable import disk_full_as_error
 from mailboat.errors import CheckpointError, DigestMismatch, PatchError, WrongBase
 from mailboat.patch import blocks
 from mailboat.patch.blocks import BlockCode
-from mailboat.patch.format import Geometry
+from mailboat.patch.decode import Decoder
+from mailboat.patch.format import CONTEXTUAL, Geometry
+from mailboat.patch.new_bytes import NewBytes
 from mailboat.patch.parts import Parts, largest_width
 from mailboat.patch.scratch import Scratch, in_order, slots_for, thread_count, workers
 
@@ -42,7 +45,14 @@ def apply_patch(base: Checkpoint, parts: Sequence[Path], out: Path, *, threads: 
         if any(os.path.realpath(out) == os.path.realpath(part) for part in parts):
             raise CheckpointError(f"{out} is the patch, which is read and never written; choose another place.")
         try:
-            source = _Patched(base, patch, thread_count(threads), stack)
+            count = thread_count(threads)
+            contextual = NewBytes(len(base.inventory.tensors), Path(out).absolute().parent)
+            stack.callback(contextual.close)
+            with ExitStack() as decoding, disk_full_as_error(Path(out).absolute().parent):
+                for block in Decoder(patch, base, count).contextual(decoding):
+                    contextual.add(block)
+                contextual.finish()
+            source = _Patched(base, patch, contextual, threads=count, stack=stack)
             write_checkpoint(source, Path(out), layout=base.layout)
         except PatchError:
             # Against other bytes than it was made for, a sound patch looks damaged.
@@ -86,8 +96,8 @@ class _Patched:
     everything and before the result gets its name: that is where the digests are compared.
     """
 
-    def __init__(self, base: Checkpoint, patch: Parts, threads: int, stack: ExitStack) -> None:
-        self._base, self._patch = base, patch
+    def __init__(self, base: Checkpoint, patch: Parts, contextual: NewBytes, *, threads: int, stack: ExitStack) -> None:
+        self._base, self._patch, self._contextual = base, patch, contextual
         self._side_files = patch.side_files(base.side_files)
         self._carried = {file.path for file in patch.carried_side_files}
         self._check_config()
@@ -160,7 +170,12 @@ class _Patched:
         self._base.read(job.index, job.start, old_bytes)
         if job.code is None:
             return _Block(job.index, job.start, old_bytes, old_bytes)
-        new = blocks.decode(scratch, old, job.code)[1].view(np.uint8)[: job.nbytes]
+        if job.code.encoding == CONTEXTUAL:
+            new = scratch.bytes("new", job.nbytes)
+            new[:] = old_bytes
+            self._contextual.lay_over(job.index, job.start, new)
+        else:
+            new = blocks.decode(scratch, old, job.code).view(np.uint8)[: job.nbytes]
         return _Block(job.index, job.start, old_bytes, new)
 
     def _next(self, index: int, offset: int) -> Bytes:

@@ -21,7 +21,7 @@ Sums = npt.NDArray[np.uint64]
 Seeds = tuple[np.uint64, np.uint64]
 _NOTHING = np.empty(0, np.uint8)
 # Below one change in 16 elements, positions always win; above, sizes are compared.
-_DENSE_FROM = 16
+DENSE_FROM = 16
 # Where 15 in 16 elements changed, and 15 in 16 of the first changes are no steps, positions are not even tried.
 _OTHER_FROM, _OTHER_TO, _SAMPLED = 15, 16, 4096
 # Where more than one element in 8 changes, two scans cost less than visiting the words.
@@ -37,6 +37,12 @@ class Encoded:
     values: Bytes
     literals: Bytes
     dense: Bytes
+
+    def owned(self) -> Encoded:
+        """A copy that outlives the scratch."""
+        return Encoded(
+            self.encoding, self.positions.copy(), self.values.copy(), self.literals.copy(), self.dense.copy()
+        )
 
 
 UNCHANGED = Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -78,7 +84,7 @@ def encode(
     r = rice_parameter(elements, changed)
     position_bytes = -(-int(compiled.rice_bits(positions, r)) // 8)
     values, literals = _values(scratch, old, new, positions, **shape)
-    if changed * _DENSE_FROM > elements:
+    if changed * DENSE_FROM > elements:
         size = position_bytes + estimate(values, "values") + estimate(literals, "literals")
         planes, planes_size = _smaller_planes(scratch, old, new, elements * width, width)
         if planes_size < size:
@@ -111,6 +117,12 @@ def _smaller_planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width
     sizes = {number: _estimate_planes(planes[number], width) for number in (XOR, DENSE)}
     best = XOR if sizes[XOR] <= sizes[DENSE] else DENSE
     return Encoded(best, _NOTHING, _NOTHING, _NOTHING, planes[best]), sizes[best]
+
+
+def size_of(encoded: Encoded) -> int:
+    """About how many bytes an encoded block takes in the streams."""
+    streams = {"values": encoded.values, "literals": encoded.literals, "dense": encoded.dense}
+    return encoded.positions.size + sum(estimate(data, name) for name, data in streams.items())
 
 
 def seeds_of(tensor: Tensor) -> Seeds:
@@ -146,19 +158,21 @@ def _estimate_planes(planes: Bytes, width: int) -> int:
     return sum(estimate(plane, "dense") for plane in np.split(planes, width))
 
 
-def decode(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
-    """Positions of the changes, and the new block; `old` stays as it is. Raises PatchError."""
-    nbytes = code.elements * code.width
-    new, new_bytes = scratch.words("new", nbytes)
-    if code.encoding == POSITIONAL:
-        positions = _decode_positions(scratch, code)
-        elements = scratch.bytes("elements", code.changed * code.width)
-        status = kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements)
-        if status:
-            raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
-        new[:] = old
-        kernels().scatter(positions, elements, code.width, 0, new_bytes)
-        return positions, new
+def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
+    """Positions and new elements (packed into words) of a positional block. Raises PatchError."""
+    positions = scratch.positions(code.changed)
+    r = rice_parameter(code.elements, code.changed)
+    if kernels().rice_decode(code.positions, r, code.elements, positions):
+        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
+    words, elements = scratch.words("elements", code.changed * code.width)
+    if kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
+        raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
+    return positions, words
+
+
+def decode_planes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
+    """Positions of the changes of a dense or xor block, and the new block. Raises PatchError."""
+    new, new_bytes = scratch.words("new", code.elements * code.width)
     kernels().join_planes(code.dense, code.width, new_bytes)
     if code.encoding == XOR:
         np.bitwise_xor(old, new, out=new)
@@ -170,17 +184,12 @@ def decode(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Wo
     return positions, new
 
 
-def _decode_positions(scratch: Scratch, code: BlockCode) -> Positions:
-    positions = scratch.positions(code.changed)
-    r = rice_parameter(code.elements, code.changed)
-    status = kernels().rice_decode(code.positions, r, code.elements, positions)
-    if status:
-        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
-    return positions
-
-
-def gather(scratch: Scratch, block: Words, positions: Positions, width: int) -> Bytes:
-    """The elements of a block at `positions`."""
-    elements = scratch.bytes("elements", positions.size * width)
-    kernels().gather(block.view(np.uint8), positions, width, elements)
-    return elements
+def decode(scratch: Scratch, old: Words, code: BlockCode) -> Words:
+    """The new block of any encoding but contextual; `old` stays as it is. Raises PatchError."""
+    if code.encoding != POSITIONAL:
+        return decode_planes(scratch, old, code)[1]
+    positions, elements = decode_changes(scratch, old, code)
+    new, new_bytes = scratch.words("new", code.elements * code.width)
+    new[:] = old
+    kernels().scatter(positions, elements.view(np.uint8), code.width, 0, new_bytes)
+    return new

@@ -7,29 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from blake3 import blake3
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.side_files import SideFile, side_file
-from mailboat.checkpoint.source import Bytes, TensorSource
+from mailboat.checkpoint.source import TensorSource
 from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder
 from mailboat.errors import CheckpointChanged, CheckpointError, InventoryMismatch, PatchError
-from mailboat.patch import blocks
-from mailboat.patch.backends import kernels
 from mailboat.patch.container import Metadata, header_bytes
-from mailboat.patch.format import MAX_HEADER_BYTES, SAME, SIDE_PREFIX, Geometry, order_of
-from mailboat.patch.scratch import Scratch, in_order, slots_for, thread_count, workers
-from mailboat.patch.streams import ChunkWriter, compress_table
-from mailboat.patch.table import STREAMS, table_of
+from mailboat.patch.encoder import EncodeFor, Encoder
+from mailboat.patch.format import MAX_HEADER_BYTES, SIDE_PREFIX
+from mailboat.patch.scratch import thread_count
+from mailboat.patch.streams import compress_table
 
 _COPY_BYTES = 1 << 20
 
@@ -65,9 +61,11 @@ def build_patch(
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
     part: PartSpec | None = None,
+    encode_for: EncodeFor = "size",
 ) -> BuiltPatch:
     """Write the patch (or one part of it) that turns `base` into `target`; its bytes do not depend on `threads`.
 
+    `encode_for`: "size" takes the smallest encodings, "speed" only those that are applied without scanning the base.
     With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the
     bytes of target read since its last call. Both states are measured whole even where only one part is written.
     Raises InventoryMismatch, CheckpointError (also where `out` would touch what is read), CheckpointChanged, DiskFull.
@@ -84,6 +82,7 @@ def build_patch(
             target,
             part or _whole(base),
             base_state=base_state,
+            encode_for=encode_for,
             threads=thread_count(threads),
             folder=out.parent,
             stack=stack,
@@ -113,26 +112,6 @@ def _whole(base: TensorSource) -> PartSpec:
     return PartSpec(0, 1, tuple(range(len(base.inventory.tensors))))
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    index: int
-    number: int
-    first: int
-    elements: int
-    carried: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    job: _Job
-    old: Bytes
-    new: Bytes
-    changed: int
-    encoded: blocks.Encoded
-    base_sums: np.ndarray
-    delta: np.ndarray
-
-
 class _Builder:
     """The running state of one build; `scan` once, then `write` once."""
 
@@ -143,6 +122,7 @@ class _Builder:
         part: PartSpec,
         *,
         base_state: State | None,
+        encode_for: EncodeFor,
         threads: int,
         folder: Path,
         stack: ExitStack,
@@ -151,32 +131,25 @@ class _Builder:
         self.inventory = base.inventory
         self.threads = threads
         self.part = part
-        self.carried = frozenset(part.indices)
-        if not 0 <= part.index < part.count or not self.carried <= set(range(len(self.inventory.tensors))):
+        carried = frozenset(part.indices)
+        count = len(self.inventory.tensors)
+        if not 0 <= part.index < part.count or not carried <= set(range(count)):
             raise InventoryMismatch(
                 "The part names tensors that the inventory does not have; derive it from the inventory."
             )
-        self.geometries = [Geometry.of(tensor) for tensor in self.inventory.tensors]
-        self.seeds = [blocks.seeds_of(tensor) for tensor in self.inventory.tensors]
-        self.orders = [order_of(tensor.dtype) for tensor in self.inventory.tensors]
-        self.directory: dict[int, list[tuple[int, int, int, int]]] = {index: [] for index in sorted(self.carried)}
-        count = len(self.inventory.tensors)
         self.base_sums = np.zeros((count, 2), np.uint64) if base_state is None else base_state.sums
         self.delta = np.zeros((count, 2), np.uint64)
         self.base_strong = np.zeros((count, 32), np.uint8) if base_state is None else base_state.strong
         self.strong = np.zeros((count, 32), np.uint8)
-        self.spools: dict[str, BinaryIO] = {
-            name: stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
-            for name in ("positions", *STREAMS)
-        }
-        self.pool = stack.enter_context(workers(threads))
-        self.writers = {name: ChunkWriter(name, self.spools[name], self.pool) for name in STREAMS}
+        self.encoder = Encoder(
+            base, target, carried, with_base_sums=base_state is None, encode_for=encode_for, threads=threads,
+            folder=folder, stack=stack,
+        )  # fmt: skip
 
     def scan(self, progress: Callable[[int], None]) -> None:
         """Read every block once, in order."""
-        width = max((geometry.width for geometry in self.geometries), default=1)
         current, old_hash, new_hash = -1, blake3(), blake3()
-        for block in in_order(self.pool, slots_for(width, self.threads), self._jobs(), self._scan_block):
+        for block in self.encoder.scan():
             if block.job.index != current:
                 self._digest(current, old_hash, new_hash)
                 current = block.job.index
@@ -186,11 +159,10 @@ class _Builder:
                 old_hash.update(block.old.data)
                 self.base_sums[current] += block.base_sums
             self.delta[current] += block.delta
-            self._append(block)
             progress(block.new.size)
         self._digest(current, old_hash, new_hash)
-        for index, geometry in enumerate(self.geometries):
-            if geometry.elements == 0:
+        for index, tensor in enumerate(self.inventory.tensors):
+            if tensor.nbytes == 0:
                 self._digest(index, blake3(), blake3())
 
     def _digest(self, index: int, old_hash: blake3, new_hash: blake3) -> None:
@@ -199,55 +171,11 @@ class _Builder:
             if self.base_state is None:
                 self.base_strong[index] = np.frombuffer(old_hash.digest(), np.uint8)
 
-    def _jobs(self) -> Iterator[_Job]:
-        for index, geometry in enumerate(self.geometries):
-            for number, (first, elements) in enumerate(geometry):
-                yield _Job(index, number, first, elements, index in self.carried)
-
-    def _scan_block(self, scratch: Scratch, job: _Job) -> _Scanned:
-        geometry = self.geometries[job.index]
-        width = geometry.width
-        old, old_bytes = scratch.words("old", job.elements * width)
-        new, new_bytes = scratch.words("new", job.elements * width)
-        self.base.read(job.index, job.first * width, old_bytes)
-        self.target.read(job.index, job.first * width, new_bytes)
-        positions = blocks.changes(scratch, old, new, width)
-        base_sums = np.zeros(2, np.uint64)
-        piece, seed = geometry.piece(job.first, job.elements), self.seeds[job.index]
-        if self.base_state is None:
-            kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
-        delta = blocks.sum_change(old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
-        if job.carried:
-            encoded = blocks.encode(
-                scratch, old, new, positions, elements=job.elements, width=width, order=self.orders[job.index]
-            )
-        else:
-            encoded = blocks.UNCHANGED
-        return _Scanned(job, old_bytes, new_bytes, positions.size, encoded, base_sums, delta)
-
-    def _append(self, block: _Scanned) -> None:
-        if not block.job.carried:
-            return
-        encoded = block.encoded
-        if encoded.encoding != SAME:
-            self.spools["positions"].write(encoded.positions.data)
-            for name in STREAMS:
-                self.writers[name].append(getattr(encoded, name))
-        width = self.geometries[block.job.index].width
-        self.directory[block.job.index].append(
-            (encoded.encoding, block.changed, encoded.positions.size, encoded.literals.size // width)
-        )
-
     def write(self, out: Path) -> BuiltPatch:
         """Assemble the file from the spools and give it its name."""
         base_state = self.base_state or State(self.inventory, self.base_sums, self.base_strong, self.base.side_files)
         target_state = State(self.inventory, base_state.sums + self.delta, self.strong, self.target.side_files)
-        for writer in self.writers.values():
-            writer.finish()
-        table = table_of(
-            [(index, self.geometries[index], rows) for index, rows in self.directory.items()],
-            {name: writer.sizes for name, writer in self.writers.items()},
-        )
+        table = self.encoder.finish()
         raw_table = table.to_bytes()
         packed_table = compress_table(raw_table)
         carried, removed = self._side_files()
@@ -258,7 +186,7 @@ class _Builder:
             elements=self.inventory.elements, full_bytes=self.inventory.full_bytes, changed=changed, removed=removed,
             table_bytes=len(raw_table),
         )  # fmt: skip
-        sizes = {"table": len(packed_table)} | {name: spool.tell() for name, spool in self.spools.items()}
+        sizes = {"table": len(packed_table)} | {name: spool.tell() for name, spool in self.encoder.spools.items()}
         entries = [(name, size) for name, size in sizes.items() if size]
         entries += [(SIDE_PREFIX + file.path, file.size) for file in carried]
         header = header_bytes(metadata.to_strings(), entries)
@@ -295,7 +223,7 @@ class _Builder:
 
     def _pieces(self, head: list[bytes], carried: list[SideFile]) -> Iterator[bytes]:
         yield from head
-        for spool in self.spools.values():
+        for spool in self.encoder.spools.values():
             spool.seek(0)
             while piece := spool.read(_COPY_BYTES):
                 yield piece

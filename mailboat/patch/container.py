@@ -34,7 +34,7 @@ from mailboat.patch.format import (
 from mailboat.patch.streams import ZSTD_VERSION, ChunkReader, decompress_exactly
 from mailboat.patch.table import STREAMS, Table
 
-_ENTRIES = ("table", "positions", *STREAMS)
+_ENTRIES = ("table", "positions", *STREAMS, "contextual")
 _LENGTH_BYTES = 8
 _ALIGN = 8
 _NUMBERS = ("changed", "elements", "full_bytes", "part", "parts", "table_bytes", "tensors")
@@ -154,6 +154,13 @@ class PatchFile:
         """Bytes of the positions stream, as uint8."""
         return np.frombuffer(self.read_at(self._data + self._entries["positions"][0] + start, size), np.uint8).copy()
 
+    def read_group(self, group: int) -> np.ndarray:
+        """The words of a coding group, as uint32."""
+        start, end = (int(offset) for offset in self.table.group_start[group : group + 2])
+        return np.frombuffer(
+            self.read_at(self._data + self._entries["contextual"][0] + start, end - start), "<u4"
+        ).copy()
+
     def read_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file. Raises PatchError when it has become shorter."""
         pieces = []
@@ -233,6 +240,7 @@ class PatchFile:
             _refuse("its counts do not add up")
         sizes = {name: int(table.chunks[name].sum(dtype=np.int64)) for name in STREAMS}
         sizes["positions"] = table.raw_size("positions")
+        sizes["contextual"] = int(table.group_start[-1])
         if any(self.entry_size(name) != size for name, size in sizes.items()):
             _refuse("its streams do not have the sizes that its table promises")
         return table

@@ -23,11 +23,15 @@ MAX_TABLE_BYTES = 1 << 26
 MAX_TENSOR_BYTES = 1 << 62
 MAX_TENSORS = 1 << 22
 MAX_PARTS = 1 << 16
+# The contextual encoding: a group is 32 MiB of the part's tensors; more than a quarter changed is never coded so.
+GROUP_BYTES = 1 << 25
+MAX_GROUP_WORDS = 1 << 23
+CONTEXTUAL_SHARE = 4
 SIDE_PREFIX = "side:"
 
 SAME, DENSE, XOR, POSITIONAL, CONTEXTUAL = range(5)
 ENCODING_NAMES = {DENSE: "dense", XOR: "xor", POSITIONAL: "positional", CONTEXTUAL: "contextual"}
-KNOWN_ENCODINGS = (DENSE, XOR, POSITIONAL)
+KNOWN_ENCODINGS = (DENSE, XOR, POSITIONAL, CONTEXTUAL)
 KNOWN_CODECS = tuple(ENCODING_NAMES[number] for number in KNOWN_ENCODINGS)
 
 ORDER_UNSIGNED, ORDER_SIGNED, ORDER_FLOAT = range(3)

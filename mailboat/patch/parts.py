@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from mailboat.checkpoint.source import Bytes
 from mailboat.errors import PatchError
 from mailboat.patch.blocks import BlockCode
 from mailboat.patch.container import PatchFile
-from mailboat.patch.format import SAME, Geometry, order_of
+from mailboat.patch.format import CONTEXTUAL, SAME, Geometry, order_of
 from mailboat.patch.streams import ChunkReader
 
 _NOTHING = np.empty(0, np.uint8)
@@ -33,6 +34,15 @@ class Place:
     place: int
     first_block: int
     changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A coding group of a part, and its blocks as (inventory index, first element, elements, changed elements)."""
+
+    part: PatchFile
+    number: int
+    blocks: tuple[tuple[int, int, int, int], ...]
 
 
 class Parts:
@@ -54,23 +64,32 @@ class Parts:
             raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
         self.places = self._carried()
         self._streams: dict[tuple[int, str], ChunkReader] = {}
+        # As lists: a block is looked up by single numbers, which arrays give slowly.
+        self._starts = [{name: starts.tolist() for name, starts in part.table.starts.items()} for part in self.parts]
 
     @classmethod
     def open(cls, paths: Sequence[Path], inventory: Inventory, stack: ExitStack) -> Parts:
         """Open all parts, to be closed by `stack`. Raises PatchError, UnknownCodec."""
         return cls([stack.enter_context(PatchFile.open(path)) for path in paths], inventory)
 
-    def blocks(self, index: int) -> Iterator[tuple[int, int, int]]:
-        """(number, first element, elements) of each changed block of a tensor."""
-        place = self.places[index]
-        if not place.changed:
-            return
-        geometry = Geometry.of(self.inventory.tensors[index])
-        table = place.part.table
-        start, end = int(table.block_start[place.place]), int(table.block_start[place.place + 1])
-        for number in np.flatnonzero(table.encoding[start:end] != SAME).tolist():
-            first, elements = geometry.block(number)
-            yield number, first, elements
+    def codes(self) -> Iterator[tuple[int, int, BlockCode]]:
+        """(inventory index, first element, code) of each changed block that isn't contextual, in order."""
+        for index, place in enumerate(self.places):
+            if not place.changed:
+                continue
+            geometry = Geometry.of(self.inventory.tensors[index])
+            encoding = place.part.table.encoding[place.first_block : place.first_block + geometry.blocks]
+            for number in np.flatnonzero((encoding != SAME) & (encoding != CONTEXTUAL)).tolist():
+                yield index, geometry.block(number)[0], self.code(index, number)
+
+    def groups(self) -> Iterator[Group]:
+        """The coding groups that have contextual blocks."""
+        for part in self.parts:
+            table = part.table
+            at = np.flatnonzero(table.encoding == CONTEXTUAL)
+            edges = np.flatnonzero(np.diff(table.block_group[at], prepend=-1, append=-1)).tolist()
+            for group, (start, end) in enumerate(pairwise(edges)):
+                yield Group(part, group, tuple(self._described(part, block) for block in at[start:end].tolist()))
 
     def is_changed(self, index: int, number: int) -> bool:
         """Whether a block of a tensor changes."""
@@ -81,7 +100,7 @@ class Parts:
         """One block's encoded bytes, with nothing decoded but the chunks that they lie in. Not thread safe."""
         place = self.places[index]
         table, at = place.part.table, place.first_block + number
-        spans = {name: (int(starts[at]), int(starts[at + 1])) for name, starts in table.starts.items()}
+        spans = {name: (starts[at], starts[at + 1]) for name, starts in self._starts[place.part.part].items()}
         tensor = self.inventory.tensors[index]
         position_start, position_end = spans["positions"]
         size = position_end - position_start
@@ -119,6 +138,14 @@ class Parts:
         out = np.empty(end - start, np.uint8)
         self._streams[key].read(start, out)
         return out
+
+    def _described(self, part: PatchFile, block: int) -> tuple[int, int, int, int]:
+        """(inventory index, first element, elements, changed elements) of a block by its number in a part's table."""
+        table = part.table
+        place = int(table.block_tensor[block])
+        index = int(table.index[place])
+        first, elements = Geometry.of(self.inventory.tensors[index]).block(block - int(table.block_start[place]))
+        return index, first, elements, int(table.block_changed[block])
 
     def _carried(self) -> list[Place]:
         tensors = self.inventory.tensors

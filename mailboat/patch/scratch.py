@@ -10,12 +10,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mailboat.checkpoint.source import Bytes
+from mailboat.checkpoint.source import ArraySource, Bytes, TensorSource
 from mailboat.patch.format import BLOCK_ELEMENTS
 
 Words = npt.NDArray[np.uint64]
@@ -52,6 +52,24 @@ class Scratch:
         return self.bytes("positions", count * 4).view(np.uint32)
 
 
+def source_words(
+    scratch: Scratch, name: str, source: TensorSource, index: int, span: tuple[int, int]
+) -> tuple[Words, Bytes]:
+    """A tensor's bytes [start, end) = `span`, to be read only, as zero-padded words and as bytes.
+
+    In place where they lie in memory and fit (kernels take writable arrays only, though they never write here).
+    """
+    start, end = span
+    nbytes = end - start
+    if isinstance(source, ArraySource):
+        data = source.view(index)[start:end]
+        if nbytes % 8 == 0 and data.ctypes.data % 8 == 0 and data.flags.writeable:
+            return data.view(np.uint64), data
+    words, data = scratch.words(name, nbytes)
+    source.read(index, start, data)
+    return words, data
+
+
 def thread_count(threads: int | None) -> int:
     """How many threads to use: as asked for, else as many as this process may run on."""
     return max(1, min(threads or len(os.sched_getaffinity(0)), MAX_THREADS))
@@ -63,9 +81,22 @@ def slots_for(width: int, threads: int) -> int:
     return max(1, min(2 * threads, BUDGET // each))
 
 
-def workers(threads: int) -> ThreadPoolExecutor:
+class _Inline(Executor):
+    """A pool without threads: where there is one core, handing work over costs more than it gives."""
+
+    def submit(self, fn: Callable[..., Done], /, *args: Any, **kwargs: Any) -> Future[Done]:
+        """Do it now."""
+        future: Future[Done] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the future hands it on
+            future.set_exception(error)
+        return future
+
+
+def workers(threads: int) -> Executor:
     """A pool for block work."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block")
+    return ThreadPoolExecutor(threads, thread_name_prefix="mailboat-block") if threads > 1 else _Inline()
 
 
 def in_order(

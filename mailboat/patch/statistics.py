@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mailboat.errors import PatchError
 from mailboat.patch.container import PatchFile
 from mailboat.patch.format import CHUNK_BYTES, ENCODING_NAMES, MAX_TENSORS, SAME
-from mailboat.patch.table import STREAMS
+from mailboat.patch.table import STREAMS, Table
 
 MAGIC = b"MBSTAT1\n"
 HEADER = len(MAGIC) + 8
@@ -83,8 +83,20 @@ def shares(part: PatchFile) -> Column:
     taken = np.diff(table.starts["positions"][starts])
     for name in STREAMS:
         taken = taken + np.diff(_packed_offsets(table.starts[name][starts], table.chunks[name]))
-    result: Column = taken
+    result: Column = taken + _contextual(table)
     return result
+
+
+def _contextual(table: Table) -> Column:
+    """For each carried tensor its share of the coding groups' words, by changes."""
+    found = np.zeros(len(table.index), np.int64)
+    inside = table.block_group >= 0
+    groups, changed = table.block_group[inside], table.block_changed[inside].astype(np.int64)
+    totals = np.zeros(table.groups, np.int64)
+    np.add.at(totals, groups, changed)
+    sizes = np.diff(table.group_start)
+    np.add.at(found, table.block_tensor[inside], changed * sizes[groups] // totals[groups])
+    return found
 
 
 def masks(part: PatchFile) -> Column:

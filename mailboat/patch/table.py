@@ -18,9 +18,13 @@ from mailboat.errors import PatchError, UnknownCodec
 from mailboat.patch.format import (
     BLOCK_ELEMENTS,
     CHUNK_BYTES,
+    CONTEXTUAL,
+    CONTEXTUAL_SHARE,
     DENSE,
     ENCODING_NAMES,
+    GROUP_BYTES,
     KNOWN_ENCODINGS,
+    MAX_GROUP_WORDS,
     MAX_TENSOR_BYTES,
     POSITIONAL,
     SAME,
@@ -44,7 +48,8 @@ def _refuse(what: str) -> NoReturn:
 class Table:
     """The parsed columns.
 
-    Tensor columns have one entry per carried tensor, block columns one per block of a changed one.
+    Tensor columns have one entry per carried tensor, block columns one per block of a changed one, and
+    `group_words` one per coding group with contextual blocks.
     """
 
     index: Column
@@ -57,6 +62,7 @@ class Table:
     position_bytes: Column
     literals: Column
     chunks: dict[str, Column]
+    group_words: Column
 
     def to_bytes(self) -> bytes:
         """The raw table."""
@@ -70,7 +76,8 @@ class Table:
             _to_planes(stored[name] if name in stored else getattr(self, name), dtype)
             for name, dtype in (*_TENSOR_COLUMNS, *_BLOCK_COLUMNS)
         ]
-        return b"".join([head, *columns, *(_to_planes(self.chunks[name], "<u4") for name in STREAMS)])
+        sizes = (*(self.chunks[name] for name in STREAMS), self.group_words)
+        return b"".join([head, *columns, *(_to_planes(column, "<u4") for column in sizes)])
 
     @classmethod
     def from_bytes(cls, raw: bytes, tensors: int) -> Table:
@@ -87,11 +94,15 @@ class Table:
         blocks = sum(_block_counts(**columns, changed=is_changed))
         columns |= {name: reader.column(dtype, blocks) for name, dtype in _BLOCK_COLUMNS}
         chunks = {name: reader.column("<u4", n) for name, n in zip(STREAMS, chunk_counts, strict=True)}
+        group_words = reader.column("<u4", reader.left // 4)
         reader.end()
         slack = columns.pop("slack")
         # Where blocks lie follows from the flags; positions and totals follow from the blocks.
-        draft = cls(**columns, index=index, changed=is_changed, position_bytes=slack, chunks=chunks)
+        draft = cls(
+            **columns, index=index, changed=is_changed, position_bytes=slack, chunks=chunks, group_words=group_words
+        )
         draft._check_blocks()
+        draft._check_groups()
         total = np.zeros(count, np.int64)
         np.add.at(total, draft.block_tensor, draft.block_changed.astype(np.int64))
         if ((total > 0) != (is_changed > 0)).any():
@@ -128,6 +139,35 @@ class Table:
         whole = BLOCK_ELEMENTS // np.maximum(row, 1) * row
         of_rows = np.minimum(whole, self.elements.astype(np.int64)[place] - number * whole)
         return np.where(long_rows, in_row, of_rows)
+
+    @cached_property
+    def block_group(self) -> Column:
+        """For each block the number of its coding group among those with contextual blocks; -1 unless it is contextual.
+
+        Groups are cut where the bytes of the carried tensors, one after the other, cross a multiple of GROUP_BYTES.
+        """
+        width = self.width.astype(np.uint64)
+        tensor_bytes = self.elements * width
+        starts = np.cumsum(tensor_bytes, dtype=np.uint64) - tensor_bytes
+        place = self.block_tensor
+        block_bytes = self.block_elements.astype(np.uint64) * width[place]
+        before = np.concatenate([np.zeros(1, np.uint64), np.cumsum(block_bytes, dtype=np.uint64)])
+        at = starts[place] + before[:-1] - before[self.block_start[place]]
+        groups = np.full(len(place), -1, np.int64)
+        contextual = np.flatnonzero(self.encoding == CONTEXTUAL)
+        windows = at[contextual] // np.uint64(GROUP_BYTES)
+        groups[contextual] = np.cumsum(np.concatenate([[0], windows[1:] != windows[:-1]]))[: len(contextual)]
+        return groups
+
+    @property
+    def groups(self) -> int:
+        """How many coding groups have contextual blocks."""
+        return int(self.block_group.max(initial=-1)) + 1
+
+    @cached_property
+    def group_start(self) -> Column:
+        """For each such group the offset of its words in the `contextual` entry, in bytes; one more holds the size."""
+        return np.concatenate([[0], np.cumsum(self.group_words.astype(np.int64) * 4)]).astype(np.int64)
 
     @cached_property
     def starts(self) -> dict[str, Column]:
@@ -171,6 +211,15 @@ class Table:
         if self.position_bytes[self.encoding != POSITIONAL].any():
             _refuse("position bytes that do not fit the encoding")
 
+    def _check_groups(self) -> None:
+        contextual = self.encoding == CONTEXTUAL
+        if (self.block_changed[contextual] > self.block_elements[contextual] // CONTEXTUAL_SHARE).any():
+            _refuse("more contextual changes than a quarter")
+        if len(self.group_words) != self.groups:
+            _refuse("bytes are left over, or coding groups without a size")
+        if (self.group_words == 0).any() or (self.group_words > MAX_GROUP_WORDS).any():
+            _refuse("a coding group of a size out of bounds")
+
     def _least_position_bytes(self) -> Column:
         """For each positional block the bytes of its Rice codes if every quotient were 0; 0 for other blocks."""
         positional = self.encoding == POSITIONAL
@@ -207,6 +256,11 @@ class _Reader:
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that no column has taken."""
+        return len(self._raw) - self._at
 
     def bytes(self, size: int) -> bytes:
         if size > len(self._raw) - self._at:
@@ -245,7 +299,9 @@ def _block_counts(elements: Column, row_elements: Column, width: Column, changed
 
 
 def table_of(
-    tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]], chunks: dict[str, list[int]]
+    tensors: Sequence[tuple[int, Geometry, Sequence[tuple[int, int, int, int]]]],
+    chunks: dict[str, list[int]],
+    group_words: Sequence[int],
 ) -> Table:
     """Columns from (inventory index, geometry, blocks as (encoding, changed, position bytes, literals)) per tensor."""
     totals = [sum(block[1] for block in blocks) for _, _, blocks in tensors]
@@ -262,4 +318,5 @@ def table_of(
         position_bytes=by_block[:, 2].astype(np.uint32),
         literals=by_block[:, 3].astype(np.uint32),
         chunks={name: np.array(chunks[name], np.uint32) for name in STREAMS},
+        group_words=np.array(group_words, np.uint32),
     )

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailboat import overlay as overlay_module
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.side_files import side_file
 from mailboat.checkpoint.source import ArraySource
@@ -26,7 +25,8 @@ from mailboat.digest import State, measure
 from mailboat.errors import DigestMismatch, DiskFull, InventoryMismatch, MailboatError, StoreError, WrongBase
 from mailboat.image import DIRTY_FILE, STATE_FILE, Image
 from mailboat.overlay import Overlay
-from mailboat.patch import PartSpec, build_patch
+from mailboat.patch import PartSpec, build_patch, new_bytes
+from mailboat.patch.decode import Decoded
 from tests.patch.models import built, changed, random_bits, read, source, written
 
 SHAPE = (300, 256)
@@ -318,7 +318,14 @@ def test_an_overlay_reads_right_at_any_cut(
         positions = np.flatnonzero(old_part != new_part).astype(np.uint32)
         if positions.size:
             elements = np.ascontiguousarray(new_part[positions]).view(np.uint8)
-            overlay.add(0, at, positions=positions, elements=elements, block=new[at : at + half], width=width)
+            few = positions.size * (4 + width) < half
+            overlay.add(
+                Decoded(
+                    index=0, start=at, nbytes=half, width=width, changed=positions.size,
+                    positions=positions if few else positions[:0], new=elements if few else new[at : at + half],
+                    change=np.zeros(2, np.uint64),
+                )
+            )  # fmt: skip
     overlay.finish()
     start = min(start, 512)
     out = bits[start : start + size].copy()
@@ -330,7 +337,7 @@ def test_an_overlay_reads_right_at_any_cut(
 def test_a_large_overlay_goes_to_a_file_that_has_no_name(
     tmp_path: Path, image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlay_module, "IN_MEMORY", 1000)
+    monkeypatch.setattr(new_bytes, "IN_MEMORY", 1000)
     parts, state = step(tmp_path, model(0, old_txt=b"0"), model(1, 1.0))
     scratch = tmp_path / "scratch"
     scratch.mkdir()

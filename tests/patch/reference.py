@@ -1,4 +1,4 @@
-"""A decoder in plain Python, written from docs/format/patch.md alone.
+"""A decoder in plain Python, written from docs/format/patch.md and contextual.md alone.
 
 Slow, obvious, shares no code with the product.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import sys
 
+from tests.patch.contextual_reference import WINDOW, Group
+from tests.patch.ranks import rank, unrank
+
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -15,8 +18,6 @@ else:
 
 BLOCK = 1 << 20
 CHUNK = 1 << 17
-FLOATS = {"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
-SIGNED = {"I8", "I16", "I32", "I64"}
 
 
 class Cursor:
@@ -83,22 +84,6 @@ def gaps(data: bytes, count: int, r: int) -> list[int]:
     return found
 
 
-def rank(u: int, dtype: str, bits: int) -> int:
-    """Integer order of a bit pattern."""
-    top = 1 << (bits - 1)
-    if dtype in FLOATS:
-        return u ^ ((1 << bits) - 1) if u & top else u | top
-    return u ^ top if dtype in SIGNED else u
-
-
-def unrank(n: int, dtype: str, bits: int) -> int:
-    """The bit pattern of a rank."""
-    top = 1 << (bits - 1)
-    if dtype in FLOATS:
-        return n ^ top if n & top else n ^ ((1 << bits) - 1)
-    return n ^ top if dtype in SIGNED else n
-
-
 class Part:
     """One part file, taken apart."""
 
@@ -125,7 +110,12 @@ class Part:
         self.encoding = table.planes(1, m)
         self.block_changed, slack, self.literal_counts = (table.planes(4, m) for _ in range(3))
         chunks = [table.planes(4, count) for count in chunk_counts]
+        self.windows = self._windows()
+        words = table.planes(4, len({w for w in self.windows if w is not None}))
         assert table.at == len(table.data)
+        contextual = Cursor(entry.get("contextual", b""))
+        self.words = [contextual.numbers(4, count) for count in words]
+        assert contextual.at == len(contextual.data)
         widths = [w for w, sizes in zip(self.width, self.sizes, strict=True) for _ in sizes]
         flat = [size for sizes in self.sizes for size in sizes]
         self.position_bytes = [
@@ -143,6 +133,19 @@ class Part:
         )
         self.positions = entry.get("positions", b"")
 
+    def _windows(self) -> list[int | None]:
+        """The window of each contextual block."""
+        found: list[int | None] = []
+        before = 0
+        for elements, width, sizes in zip(self.elements, self.width, self.sizes, strict=True):
+            at = before
+            for size in sizes:
+                kind = self.encoding[len(found)]
+                found.append(at // WINDOW if kind == 4 else None)
+                at += size * width
+            before += elements * width
+        return found
+
     def apply(self, tensors: list[tuple[str, bytes]]) -> dict[int, bytes]:
         """New bytes of the carried tensors; `tensors` are (dtype, old bytes) in inventory order."""
         at = {"positions": 0, "values": 0, "literals": 0, "dense": 0}
@@ -153,6 +156,7 @@ class Part:
             return data
 
         result, block = {}, 0
+        group, window, groups = Group([0]), -1, iter(self.words)
         for index, width, sizes in zip(self.index, self.width, self.sizes, strict=True):
             dtype, old = tensors[index]
             new, start = bytearray(old), 0
@@ -180,6 +184,17 @@ class Part:
                             u = int.from_bytes(old[at_byte : at_byte + width], "little")
                             moved = (rank(u, dtype, 8 * width) + step) % (1 << 8 * width)
                             new[at_byte : at_byte + width] = unrank(moved, dtype, 8 * width).to_bytes(width, "little")
+                elif kind == 4:
+                    if self.windows[block] != window:
+                        if window >= 0:
+                            group.coder.end()
+                        group, window = Group(next(groups)), self.windows[block] or 0
+                    before = [int.from_bytes(old[i : i + width], "little") for i in range(span.start, span.stop, width)]
+                    for position, u in group.block(index, dtype, before, width, k):
+                        at_byte = span.start + position * width
+                        new[at_byte : at_byte + width] = u.to_bytes(width, "little")
                 block += 1
             result[index] = bytes(new)
+        if window >= 0:
+            group.coder.end()
         return result

@@ -70,7 +70,7 @@ def test_a28_every_pattern_to_every_kind_of_target_by_steps(tmp_path: Path) -> N
         after[:, 7] += np.uint16(distance)
         base = ArraySource({"t": wide}, dtypes={"t": "BF16"})
         target = ArraySource({"t": after}, dtypes={"t": "BF16"})
-        patch = built(tmp_path, base, target)
+        patch = build_patch(base, target, tmp_path / "patch", encode_for="speed")
         with PatchFile.open(patch.path) as opened:
             assert opened.codecs == ("positional",)
             assert opened.changed == 65536

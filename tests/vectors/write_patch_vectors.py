@@ -15,6 +15,7 @@ import numpy as np
 
 from mailboat.checkpoint.source import ArraySource
 from mailboat.patch import PartSpec, build_patch
+from tests.patch.contextual_reference import classes
 from tests.patch.models import source, tensor_bytes
 from tests.patch.reference import Part
 from tests.vectors.write_vectors import content
@@ -30,6 +31,18 @@ def _moved(data: bytes, width: int, every: int, steps: tuple[int, ...]) -> bytes
     for number, at in enumerate(range(width * (every // 2), len(data) - width + 1, width * every)):
         value = int.from_bytes(data[at : at + width], "little") + steps[number % len(steps)]
         out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+    return bytes(out)
+
+
+def _moved_by_class(dtype: str, data: bytes, width: int) -> bytes:
+    """Nearly every element of a few classes moved, by one step or far."""
+    shift, mask, _ = classes(dtype)
+    out = bytearray(data)
+    for number, at in enumerate(range(0, len(data) - width + 1, width)):
+        value = int.from_bytes(data[at : at + width], "little")
+        if ((value >> shift) & mask) % 30 == 3 and number % 11:
+            value += (1, -1, 1, -1, 2, 1, 9999)[number % 7]
+            out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
     return bytes(out)
 
 
@@ -51,7 +64,17 @@ def _cases() -> dict[str, tuple[Tensors, Tensors, dict[str, bytes], dict[str, by
     dense = {n: (d, s, content(n + " dense", len(data))) for n, (d, s, data) in base.items()}
     shifted = {n: (d, s, _moved(data, widths.get(d, 1), 1, (1, 1, 2))) for n, (d, s, data) in base.items()}
     cleared = {n: (d, s, bytes(len(data))) for n, (d, s, data) in base.items()}
+    wide = {
+        "bf16": ("BF16", (40, 61)), "fp8": ("F8_E4M3", (61, 41)), "f32": ("F32", (1031,)), "int": ("I16", (31, 33)),
+        "packed": ("U8", (41, 50)), "f64": ("F64", (300,)), "more": ("BF16", (1301,)), "f16": ("F16", (700, 2)),
+    }  # fmt: skip
+    lengths = {n: int(np.prod(shape)) * (widths | {"I16": 2}).get(dtype, 1) for n, (dtype, shape) in wide.items()}
+    weights = {n: (dtype, shape, content(n, lengths[n])) for n, (dtype, shape) in wide.items()}
+    moved = {
+        n: (d, s, _moved_by_class(d, data, (widths | {"I16": 2}).get(d, 1))) for n, (d, s, data) in weights.items()
+    }
     return {
+        "contextual": (weights, moved, {}, {}, []),
         "empty": (base, base, {}, {}, []),
         "sparse": (base, sparse, {}, {}, []),
         "random bits": (base, dense, {}, {}, []),

@@ -1,0 +1,149 @@
+"""The contextual encoding of a coding group: changes of consecutive blocks, given the classes of the old elements.
+
+Both sides walk the old bytes in the same way, so nothing that follows from them is sent (docs/format/contextual.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from mailboat.errors import PatchError
+from mailboat.patch.backends import kernels
+from mailboat.patch.classes import Classes, Profile, classes_of
+from mailboat.patch.format import MAX_GROUP_WORDS, order_of
+from mailboat.patch.scratch import Words
+
+Positions = npt.NDArray[np.uint32]
+Codes = npt.NDArray[np.uint32]
+_CLASSES = 256
+_PROFILE_ROOM = 4096
+_EVEN = 32768 << 8
+
+
+@dataclass(frozen=True, slots=True)
+class OldBlock:
+    """The base's side of a block: the tensor's inventory index and dtype, its words, elements and their width."""
+
+    tensor: int
+    dtype: str
+    words: Words
+    elements: int
+    width: int
+
+
+class _Model:
+    """What a group has learnt about one dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        compiled = kernels()
+        self.dtype = dtype
+        self.classes: Classes = classes_of(dtype)
+        self.order = order_of(dtype)
+        self.hazards = np.zeros(_CLASSES, np.uint32)
+        self.contexts = np.full(_CLASSES * compiled.CONTEXTS, _EVEN, np.uint32)
+        self.profile_contexts = np.full(compiled.CONTEXTS, _EVEN, np.uint32)
+
+    @property
+    def place(self) -> tuple[np.uint64, np.uint64]:
+        """Shift and mask as the kernels take them."""
+        return np.uint64(self.classes.shift), np.uint64(self.classes.mask)
+
+
+class _Walk:
+    """What encoder and decoder share: the coder's numbers, one model per dtype, the running scale per tensor."""
+
+    def __init__(self) -> None:
+        self._coder = np.zeros(kernels().CODER_SIZE, np.uint64)
+        self._coder[kernels().CODER_RANGE] = np.uint64(2**64 - 1)
+        self._models: dict[str, _Model] = {}
+        self._tensor = -1
+
+    def _enter(self, block: OldBlock) -> _Model:
+        """The block's model."""
+        if block.tensor != self._tensor:
+            kernels().start_tensor(self._coder)
+            self._tensor = block.tensor
+        model = self._models.get(block.dtype)
+        if model is None:
+            model = self._models[block.dtype] = _Model(block.dtype)
+            self._introduce(model)
+        return model
+
+    def _introduce(self, model: _Model) -> None:
+        raise NotImplementedError
+
+
+class GroupEncoder(_Walk):
+    """Encodes a group block by block into at most `room` words (and never more than the format allows)."""
+
+    def __init__(self, profiles: dict[str, Profile], room: int) -> None:
+        super().__init__()
+        self._profiles = profiles
+        room = min(room, MAX_GROUP_WORDS) + _PROFILE_ROOM * len(profiles)
+        self._out = np.empty(room, np.uint32)
+
+    def add(self, block: OldBlock, positions: Positions, elements: Words) -> bool:
+        """Append a block's changes (`elements`: the new ones, packed into words); False when there is no room."""
+        model = self._enter(block)
+        status = kernels().encode_contextual(
+            block.words, block.elements, block.width, model.order, positions, elements, *model.place, model.hazards,
+            model.contexts, self._coder, self._out,
+        )  # fmt: skip
+        return bool(status == kernels().CONTEXTUAL_OK)
+
+    def finish(self) -> Codes:
+        """The group's words."""
+        count = kernels().finish_group(self._coder, self._out)
+        return self._out[:count]
+
+    def _introduce(self, model: _Model) -> None:
+        profile = self._profiles[model.dtype]
+        model.hazards[:] = kernels().HAZARD_TABLE[profile.levels]
+        kernels().encode_profile(
+            profile.levels, profile.first, profile.last, model.classes.count, model.profile_contexts, self._coder,
+            self._out,
+        )  # fmt: skip
+
+
+class GroupDecoder(_Walk):
+    """Decodes a group block by block. Raises PatchError for words that no encoder writes."""
+
+    def __init__(self, words: Codes) -> None:
+        super().__init__()
+        compiled = kernels()
+        self._data = words
+        first, second = (int(word) for word in np.append(words[:2], np.uint32(0))[:2])
+        self._coder[compiled.CODER_LOW] = np.uint64(first << 32 | second)
+        self._coder[compiled.CODER_AT] = np.uint64(2)
+
+    def block(self, block: OldBlock, positions: Positions, elements: npt.NDArray[np.uint8]) -> None:
+        """Fill `positions` and the new `elements` of the next block; their sizes say how many changes it has."""
+        model = self._enter(block)
+        status = kernels().decode_contextual(
+            block.words, block.elements, block.width, model.order, *model.place, model.hazards, model.contexts,
+            self._coder, self._data, positions, elements,
+        )  # fmt: skip
+        if status != kernels().CONTEXTUAL_OK:
+            _damaged()
+
+    def finish(self) -> None:
+        """Check that the words end where the last change does, in the one way in which an encoder ends."""
+        compiled = kernels()
+        used = int(self._coder[compiled.CODER_AT])
+        if used != self._data.size + 1 or int(self._coder[compiled.CODER_LOW]) >> 32:
+            _damaged()
+
+    def _introduce(self, model: _Model) -> None:
+        status = kernels().decode_profile(
+            model.hazards, model.classes.count, model.profile_contexts, self._coder, self._data
+        )
+        if status != kernels().CONTEXTUAL_OK:
+            _damaged()
+
+
+def _damaged() -> NoReturn:
+    raise PatchError("The patch's contextual changes are damaged; fetch or build the patch again.")

@@ -1,0 +1,242 @@
+"""From two sources to the encoded streams of one part: diff, sums and the choice of encodings, in one pass.
+
+Blocks are compared in order; where few elements change they wait until their coding group is complete, to be encoded
+together. It must never hold a tensor in memory: what waits is the changes alone, and a group reads its base again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from mailboat.checkpoint.source import Bytes, TensorSource
+from mailboat.patch import blocks
+from mailboat.patch.backends import kernels
+from mailboat.patch.blocks import Encoded, Positions
+from mailboat.patch.classes import classes_of
+from mailboat.patch.format import CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
+from mailboat.patch.group import Changes, CodedGroup, encode_group
+from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
+from mailboat.patch.streams import ChunkWriter
+from mailboat.patch.table import STREAMS, Table, table_of
+
+EncodeFor = Literal["size", "speed"]
+# About so many elements of a block have their classes counted: a profile needs no more.
+_COUNTED = 1 << 14
+_GROUPS_PER_THREAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One block to compare. `window`: how many whole GROUP_BYTES of the part's tensors lie before its first byte."""
+
+    index: int
+    first: int
+    elements: int
+    window: int
+    carried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A compared block. `old` and `new` are valid until the next one is asked for."""
+
+    job: Job
+    old: Bytes
+    new: Bytes
+    changed: int
+    base_sums: np.ndarray
+    delta: np.ndarray
+    encoded: Encoded | Changes
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A block in the order of the streams, encoded or still waiting."""
+
+    job: Job
+    changed: int
+    encoded: Encoded | None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Blocks that are encoded together."""
+
+    window: int
+    blocks: list[Changes] = field(default_factory=list)
+    entries: list[_Entry] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coding:
+    """A group on its way."""
+
+    entries: list[_Entry]
+    scratch: Scratch
+    future: Future[CodedGroup]
+
+
+class Encoder:
+    """Encodes one part into spools: iterate over `scan`, then call `finish`."""
+
+    def __init__(
+        self,
+        base: TensorSource,
+        target: TensorSource,
+        carried: frozenset[int],
+        *,
+        with_base_sums: bool,
+        encode_for: EncodeFor,
+        threads: int,
+        folder: Path,
+        stack: ExitStack,
+    ) -> None:
+        self._base, self._target, self._carried = base, target, carried
+        self._with_base_sums = with_base_sums
+        self._for_size = encode_for == "size"
+        self._threads = threads
+        self._tensors = base.inventory.tensors
+        self.geometries = [Geometry.of(tensor) for tensor in self._tensors]
+        self._seeds = [blocks.seeds_of(tensor) for tensor in self._tensors]
+        self._directory: dict[int, list[tuple[int, int, int, int]]] = {index: [] for index in sorted(carried)}
+        self.spools: dict[str, BinaryIO] = {
+            name: stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
+            for name in ("positions", *STREAMS, "contextual")
+        }
+        self._pool = stack.enter_context(workers(threads))
+        self._writers = {name: ChunkWriter(name, self.spools[name], self._pool) for name in STREAMS}
+        self._group_words: list[int] = []
+        self._queue: deque[_Entry] = deque()
+        self._group: _Group | None = None
+        self._coding: deque[_Coding] = deque()
+        self._scratches = [Scratch() for _ in range(_GROUPS_PER_THREAD * threads)]
+
+    def scan(self) -> Iterator[Scanned]:
+        """Compare every block once, in order, and encode what is carried."""
+        width = max((geometry.width for geometry in self.geometries), default=1)
+        for block in in_order(self._pool, slots_for(width, self._threads), self._jobs(), self._compare):
+            yield block
+            if block.job.carried:
+                self._take(block)
+        self._close_group()
+        while self._coding:
+            self._settle()
+
+    def finish(self) -> Table:
+        """Write what is pending; returns the table."""
+        for writer in self._writers.values():
+            writer.finish()
+        return table_of(
+            [(index, self.geometries[index], rows) for index, rows in self._directory.items()],
+            {name: writer.sizes for name, writer in self._writers.items()},
+            self._group_words,
+        )
+
+    def _jobs(self) -> Iterator[Job]:
+        before = 0
+        for index, geometry in enumerate(self.geometries):
+            carried = index in self._carried
+            for first, elements in geometry:
+                window = (before + first * geometry.width) // GROUP_BYTES
+                yield Job(index, first, elements, window, carried)
+            if carried:
+                before += geometry.elements * geometry.width
+
+    def _compare(self, scratch: Scratch, job: Job) -> Scanned:
+        geometry = self.geometries[job.index]
+        width = geometry.width
+        span = job.first * width, (job.first + job.elements) * width
+        old, old_bytes = source_words(scratch, "old", self._base, job.index, span)
+        new, new_bytes = source_words(scratch, "new", self._target, job.index, span)
+        positions = blocks.changes(scratch, old, new, width)
+        base_sums = np.zeros(2, np.uint64)
+        piece, seed = geometry.piece(job.first, job.elements), self._seeds[job.index]
+        if self._with_base_sums:
+            kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
+        delta = blocks.sum_change(old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
+        if not job.carried:
+            encoded: Encoded | Changes = blocks.UNCHANGED
+        elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE:
+            encoded = self._changes(job, old, new, positions)
+        else:
+            order = order_of(self._tensors[job.index].dtype)
+            encoded = blocks.encode(scratch, old, new, positions, elements=job.elements, width=width, order=order)
+        return Scanned(job, old_bytes, new_bytes, positions.size, base_sums, delta, encoded)
+
+    def _changes(self, job: Job, old: Words, new: Words, positions: Positions) -> Changes:
+        """What a block keeps until its group is coded."""
+        compiled = kernels()
+        tensor = self._tensors[job.index]
+        classes = classes_of(tensor.dtype)
+        place = np.uint64(classes.shift), np.uint64(classes.mask)
+        counts = np.zeros((2, 256), np.int64)
+        every = max(1, job.elements // _COUNTED)
+        compiled.count_classes(old, positions, job.elements, tensor.width, *place, every, counts)
+        elements = np.zeros(-(-positions.size * tensor.width // 8), np.uint64)
+        kept = elements.view(np.uint8)[: positions.size * tensor.width]
+        compiled.gather(new.view(np.uint8), positions, tensor.width, kept)
+        bits = compiled.rice_bits(positions, rice_parameter(job.elements, positions.size))
+        return Changes(job.index, job.first, job.elements, positions.copy(), elements, counts, -(-int(bits) // 8))
+
+    # -- the streams, in order
+
+    def _take(self, block: Scanned) -> None:
+        if self._group is not None and self._group.window != block.job.window:
+            self._close_group()
+        if isinstance(block.encoded, Encoded):
+            if self._queue:
+                self._queue.append(_Entry(block.job, block.changed, block.encoded.owned()))
+            else:
+                self._write(_Entry(block.job, block.changed, block.encoded))
+            return
+        if self._group is None:
+            self._group = _Group(block.job.window)
+        entry = _Entry(block.job, block.changed, None)
+        self._queue.append(entry)
+        self._group.blocks.append(block.encoded)
+        self._group.entries.append(entry)
+
+    def _close_group(self) -> None:
+        """Have the group encoded; wait for the oldest one where enough are on their way."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if not self._scratches:
+            self._settle()
+        scratch = self._scratches.pop()
+        future = self._pool.submit(encode_group, scratch, self._base, self._tensors, group.blocks)
+        self._coding.append(_Coding(group.entries, scratch, future))
+
+    def _settle(self) -> None:
+        coding = self._coding.popleft()
+        coded = coding.future.result()
+        self._scratches.append(coding.scratch)
+        if coded.words.size:
+            self.spools["contextual"].write(coded.words.data)
+            self._group_words.append(coded.words.size)
+        for entry, encoded in zip(coding.entries, coded.blocks, strict=True):
+            entry.encoded = encoded
+        while self._queue and self._queue[0].encoded is not None:
+            self._write(self._queue.popleft())
+
+    def _write(self, entry: _Entry) -> None:
+        encoded = entry.encoded
+        if encoded is None:
+            return
+        if encoded.encoding != SAME:
+            self.spools["positions"].write(encoded.positions.data)
+            for name in STREAMS:
+                self._writers[name].append(getattr(encoded, name))
+        width = self.geometries[entry.job.index].width
+        self._directory[entry.job.index].append(
+            (encoded.encoding, entry.changed, encoded.positions.size, encoded.literals.size // width)
+        )

@@ -1,0 +1,111 @@
+"""How a coding group is written: contextual where that is smaller, else each block in its own best way.
+
+The choice depends on nothing but the bytes, so it is the same whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mailboat.checkpoint.inventory import Tensor
+from mailboat.checkpoint.source import TensorSource
+from mailboat.patch import blocks
+from mailboat.patch.backends import kernels
+from mailboat.patch.blocks import Encoded, Positions
+from mailboat.patch.classes import Counts, profile_of
+from mailboat.patch.contextual import Codes, GroupEncoder, OldBlock
+from mailboat.patch.format import CONTEXTUAL, order_of
+from mailboat.patch.scratch import Scratch, Words, source_words
+
+_NO_WORDS = np.empty(0, np.uint32)
+_NO_BYTES = np.empty(0, np.uint8)
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A block's changes while they wait for their group.
+
+    `elements`: the new ones, packed into words; `counts`: elements and changed elements by class; `least`: bytes that
+    positions alone would take.
+    """
+
+    index: int
+    first: int
+    block_elements: int
+    positions: Positions
+    elements: Words
+    counts: Counts
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodedGroup:
+    """The group's words, none where it isn't contextual, and its blocks in order."""
+
+    words: Codes
+    blocks: list[Encoded]
+
+
+def encode_group(
+    scratch: Scratch, base: TensorSource, tensors: Sequence[Tensor], changes: Sequence[Changes]
+) -> CodedGroup:
+    """Encode a group, reading its base again block by block."""
+    words = _contextual(scratch, base, tensors, changes)
+    if words is not None:
+        size = words.size * _WORD_BYTES + _WORD_BYTES
+        sparse = all(block.positions.size * blocks.DENSE_FROM <= block.block_elements for block in changes)
+        if sparse and size <= sum(block.least for block in changes):
+            return _all_contextual(words, changes)
+    others = [_alone(scratch, base, tensors[block.index], block) for block in changes]
+    if words is not None and size <= sum(blocks.size_of(block) for block in others):
+        return _all_contextual(words, changes)
+    return CodedGroup(_NO_WORDS, others)
+
+
+def _all_contextual(words: Codes, changes: Sequence[Changes]) -> CodedGroup:
+    return CodedGroup(words, [Encoded(CONTEXTUAL, _NO_BYTES, _NO_BYTES, _NO_BYTES, _NO_BYTES)] * len(changes))
+
+
+def _contextual(
+    scratch: Scratch, base: TensorSource, tensors: Sequence[Tensor], changes: Sequence[Changes]
+) -> Codes | None:
+    """The group's words; None where they would take more than any other encoding."""
+    counts: dict[str, Counts] = {}
+    room = 0
+    for block in changes:
+        dtype = tensors[block.index].dtype
+        counts[dtype] = counts.get(dtype, 0) + block.counts
+        room += block.least + block.positions.size * (1 + tensors[block.index].width)
+    profiles = {dtype: profile_of(count) for dtype, count in counts.items()}
+    encoder = GroupEncoder(profiles, room // _WORD_BYTES + 1)
+    for block in changes:
+        tensor = tensors[block.index]
+        old = _old(scratch, base, tensor, block)
+        described = OldBlock(block.index, tensor.dtype, old, block.block_elements, tensor.width)
+        if not encoder.add(described, block.positions, block.elements):
+            return None
+    return encoder.finish()
+
+
+def _alone(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes) -> Encoded:
+    """The smallest other encoding of a block."""
+    old = _old(scratch, base, tensor, block)
+    nbytes = block.block_elements * tensor.width
+    new, new_bytes = scratch.words("new", nbytes)
+    new[:] = old
+    kernels().scatter(block.positions, block.elements.view(np.uint8), tensor.width, 0, new_bytes)
+    order = order_of(tensor.dtype)
+    encoded = blocks.encode(
+        scratch, old, new, block.positions, elements=block.block_elements, width=tensor.width, order=order
+    )
+    return encoded.owned()
+
+
+def _old(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes) -> Words:
+    width = tensor.width
+    span = block.first * width, (block.first + block.block_elements) * width
+    return source_words(scratch, "old", base, block.index, span)[0]
