@@ -13,7 +13,8 @@ from controlplane.accounts.models import Token
 from controlplane.registry import selectors
 from controlplane.registry.errors import Refusal
 
-ROLES = [Token.Role.PUBLISHER, Token.Role.OPERATOR, Token.Role.VIEWER]  # an island gets its credential by enrolling
+# An island gets its credential by enrolling.
+ROLES = [str(role) for role in (Token.Role.PUBLISHER, Token.Role.OPERATOR, Token.Role.VIEWER)]
 
 
 class Command(BaseCommand):

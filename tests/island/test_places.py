@@ -1,0 +1,54 @@
+"""Folders that people name: an island never removes what is not its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mailboat.errors import StoreError
+from tests.island.contract_server import ContractServer
+from tests.island.fleet import RunningIsland, Trainer
+
+
+def test_an_image_is_not_made_over_other_files(server: ContractServer, tmp_path: Path) -> None:
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+    precious = tmp_path / "precious"
+    shutil.copytree(tmp_path / "checkpoint", precious)
+    before = {path.name: path.read_bytes() for path in precious.iterdir()}
+    store = tmp_path / "store"
+    for image in (precious, tmp_path, store, store / "base", store / "log" / "image"):
+        running = RunningIsland(server, store, image=image, once=True)
+        running.thread.start()
+        with pytest.raises(StoreError, match="choose another folder"):
+            running.join()
+    assert {path.name: path.read_bytes() for path in precious.iterdir()} == before
+
+
+def test_an_export_leaves_folders_that_are_not_its_own(server: ContractServer, tmp_path: Path) -> None:
+    export = tmp_path / "export"
+    for name in ("v000000", "v000007", "v000008", "v000009"):
+        (export / name).mkdir(parents=True)
+        (export / name / "model.safetensors").write_bytes(b"a trainer's own")
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        running = RunningIsland(server, tmp_path / "store", export=export, once=True)
+        running.thread.start()
+        running.join()
+        assert any("v000000 is not an export" in line for line in running.lines), running.lines
+        shutil.rmtree(export / "v000000")
+        (export / "current").symlink_to("/somewhere/else")
+        trainer.step()
+        running = RunningIsland(server, tmp_path / "store", export=export, once=True)
+        running.thread.start()
+        running.join()
+        assert any("not an export's link" in line for line in running.lines), running.lines
+        (export / "current").unlink()
+        trainer.step()
+        running = RunningIsland(server, tmp_path / "store", export=export, once=True)
+        running.thread.start()
+        running.join()
+    assert (export / "current").resolve().name == "v000002"
+    assert {"v000007", "v000008", "v000009"} <= {path.name for path in export.iterdir()}
