@@ -27,6 +27,7 @@ from mailboat.identity import fingerprint, proves_enrolment
 ENROLMENT_LIFETIME = timedelta(hours=24)
 SELF_ENROLMENT_LIFETIME = timedelta(days=30)
 LONGEST_NAME = 60
+MOST_PENDING = 500  # per project: a stolen key can't fill the list for ever
 
 
 class EnrolmentInvalid(Refusal):
@@ -142,8 +143,8 @@ def enrol(
     approves its public key. While it is pending, enrolling again with the same key gives the same island a new
     credential (the answer may have been lost).
 
-    Raises EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists` and `key_not_proven`. A used token leaves
-    a trace in the audit log.
+    Raises EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists`, `key_not_proven` and `too_many_pending`. A
+    used token leaves a trace in the audit log.
     """
     applicant = Applicant(name, engine, agent_version, cores, codecs, hostname, public_key, signature)
     token = _offered(project_slug, plaintext)
@@ -197,6 +198,11 @@ def _self_enrol(token: EnrolmentToken, applicant: Applicant) -> tuple[Island, st
     )
     island = known.first()
     if island is None:
+        if Island.objects.filter(project=token.project, pending=True).count() >= MOST_PENDING:
+            raise Refusal(
+                f"{MOST_PENDING} islands wait for an approval already; an operator has to decide about them first.",
+                code="too_many_pending",
+            )
         return _create(token, applicant, _free_name(token, applicant), pending=True)
     if not island.pending:
         raise KeyTaken(f"This key is enrolled already, as island {island.name}; start it with its own store.")

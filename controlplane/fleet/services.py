@@ -45,6 +45,7 @@ __all__ = [
     "KeyTaken",
     "answer_challenge",
     "approve",
+    "close_questions",
     "confirm",
     "create_enrolment_token",
     "drain",
@@ -193,6 +194,11 @@ def open_challenge(
         )
     challenge.refresh_from_db()
     return challenge
+
+
+def close_questions(job: Job) -> None:
+    """open -> expired for whatever an ended job has asked and not had answered."""
+    Challenge.objects.filter(job=job, state=Challenge.State.OPEN).update(state=Challenge.State.EXPIRED)
 
 
 def answer_challenge(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import connection
 from django.db.models import Count, Min, Q, QuerySet
+from django.db.models.functions import Now
 
 from controlplane.jobs import queues as queueing
 from controlplane.jobs.models import Job, JobEvent, ScheduledRun, Worker
@@ -95,8 +96,9 @@ def counts(project: Project) -> dict[str, int]:
 
 def overdue(project: Project) -> list[Job]:
     """Jobs that have run for longer than an hour, the oldest first."""
+    long_ago = Now() - timedelta(seconds=LONG_SECONDS)
     began = Job.objects.filter(project=project, state__in=[Job.State.RUNNING, Job.State.CANCELLING])
-    return [row for row in began.select_related("run").order_by("started_at") if _age(row.started_at) > LONG_SECONDS]
+    return list(began.filter(started_at__lt=long_ago).select_related("run").order_by("started_at"))
 
 
 def queues(project: Project | None = None) -> list[QueueRow]:
@@ -181,7 +183,3 @@ def _worker(row: Worker, now: datetime, project: Project | None) -> WorkerRow:
         return WorkerRow(row, "lost", f"No sign of life for {int(silent)} s.", busy=False, job=own)
     busy = row.job_id is not None
     return WorkerRow(row, "online", "It works." if busy else "It waits for work.", busy=busy, job=own)
-
-
-def _age(moment: datetime | None) -> float:
-    return 0.0 if moment is None else (clock.now() - moment).total_seconds()

@@ -154,6 +154,7 @@ def test_a_verification_that_waits_can_be_cancelled(island: Any) -> None:
     job, _ = services.enqueue("verify", island.run, {"island": str(island.pk)}, f"verify:{island.pk}")
     runner.run(str(job.pk))
     assert services.cancel(job, "owner").state == "cancelled"
+    assert island.challenges.get().state == "expired"  # nobody is left to judge an answer
 
 
 def test_an_island_that_holds_the_bytes_passes(island: Any, versions: Any) -> None:

@@ -121,6 +121,16 @@ def test_a45_islands_join_and_leave_and_their_names_are_free_again(run: Run) -> 
     assert again.pk != island.pk
 
 
+def test_a_stolen_key_does_not_fill_the_list_for_ever(run: Run, monkeypatch: Any) -> None:
+    monkeypatch.setattr("controlplane.fleet.enrolment.MOST_PENDING", 1)
+    plaintext, key = self_enrolment_key(run), new_key()
+    arrive(run, plaintext, key)
+    arrive(run, plaintext, key)
+    with pytest.raises(Refusal) as refusal:
+        arrive(run, plaintext, new_key())
+    assert refusal.value.code == "too_many_pending"
+
+
 # Orders
 
 
