@@ -226,7 +226,8 @@ def _mxfp4(grouped: Bits, magnitudes: Bits, amax: Bits) -> tuple[NDArray[np.uint
 
 def _fp4_codes(scaled: Bits, weights: Bits) -> Bits:
     magnitude = np.minimum(scaled & np.uint32(0x7FFF_FFFF), np.uint32(numbers.FP4_MAX_BITS))
-    return round_code(magnitude, numbers.E2M1) | ((weights >> np.uint32(28)) & np.uint32(8))
+    signs: Bits = (weights >> np.uint32(28)) & np.uint32(8)
+    return round_code(magnitude, numbers.E2M1) | signs
 
 
 def _int4_codes(scaled: Bits, weights: Bits) -> Bits:
