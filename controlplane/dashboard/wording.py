@@ -41,9 +41,9 @@ def times_smaller(part: int | float | None, whole: int | float | None) -> str:
     return f"{ratio:.1f}{TIMES}" if ratio < 10 else f"{ratio:,.0f}{TIMES}"
 
 
-def duration(seconds: float | None) -> str:
-    """Write a measured time: 42 ms, 1.3 s, 4 min 10 s."""
-    if seconds is None:
+def duration(seconds: object) -> str:
+    """Write a measured time: 42 ms, 1.3 s, 4 min 10 s. What an island did not tell is no number."""
+    if not isinstance(seconds, int | float):
         return NOTHING
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

@@ -13,6 +13,7 @@ from controlplane.fleet.models import Island
 from controlplane.jobs.models import Job
 from controlplane.registry.models import Project, Run, Version
 from tests import factories as make
+from tests.dashboard.browsing import chromium, reader  # noqa: F401  fixtures
 
 LIVE_PAGES = ["fleet", "runs", "run", "version", "island", "jobs", "job", "skew", "workers", "audit", "tokens"]
 PAGES = [*LIVE_PAGES, "people", "find", "tensors", "compare"]

@@ -7,10 +7,7 @@ for sideways scrolling at 320 pixels.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.request import Request, urlopen
@@ -20,81 +17,10 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Island
 from controlplane.jobs.models import Job, JobEvent
+from mailboat.identity import new_key, public_half
 from tests import factories as make
+from tests.dashboard.browsing import axe
 from tests.dashboard.conftest import World
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE = 15_000  # milliseconds
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """One browser for the module. Without one the journey is skipped, except in CI, where it must not be."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("No chromium here: install Debian's package chromium; CI must run the browser tests.")
-        pytest.skip("No chromium here: install Debian's package chromium to run the browser tests.")
-    from playwright.sync_api import sync_playwright
-
-    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = (
-        "true"  # playwright keeps an event loop in this thread; rows are read between its calls
-    )
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        yield browser
-        browser.close()
-    if before is None:
-        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
-    else:
-        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = before
-
-
-class Reader:
-    """A person at a browser: what the console says is kept, since a page that complains is broken."""
-
-    def __init__(self, browser: Any, server: str, **context: Any) -> None:
-        self.server = server
-        self.context = browser.new_context(base_url=server, **context)
-        self.context.set_default_timeout(PATIENCE)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def sign_in(self, name: str) -> None:
-        """Through the door."""
-        self.page.goto("/login/")
-        self.page.fill("[name=username]", name)
-        self.page.fill("[name=password]", make.PASSWORD)
-        self.page.click("text=Log in")
-        self.page.wait_for_url("**/projects/**")
-
-
-@pytest.fixture
-def reader(chromium: Any, server: str, world: World, settings: Any) -> Iterator[Any]:
-    """Makes readers and closes them."""
-    settings.MAILBOAT_PUBLIC_URL = server
-    settings.MAILBOAT_HEARTBEAT_SECONDS = 60
-    made: list[Reader] = []
-
-    def make_reader(name: str = "owner", **context: Any) -> Reader:
-        person = Reader(chromium, server, **context)
-        made.append(person)
-        person.sign_in(name)
-        return person
-
-    yield make_reader
-    for person in made:
-        person.context.close()
 
 
 def _call(server: str, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
@@ -103,13 +29,6 @@ def _call(server: str, path: str, body: dict[str, Any], token: str = "") -> dict
     with urlopen(request, timeout=10) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
-
-
-def _axe(page: Any) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [f"{item['id']}: {item['help']} at {[node['target'] for node in item['nodes']][:3]}" for item in found]
 
 
 def test_register_an_island_and_see_it_arrive(reader: Any, server: str, world: World) -> None:
@@ -126,7 +45,7 @@ def test_register_an_island_and_see_it_arrive(reader: Any, server: str, world: W
     assert f"--server {server}" in command
     copied = page.get_attribute(".command [data-copy]", "data-copy")
     assert copied.split() == command.replace("\\\n", "").split(), "what is copied is what is shown"
-    assert _axe(page) == []
+    assert axe(page) == []
 
     token = command.split("--token ")[1].split()[0]
     enrolled = _call(
@@ -250,22 +169,31 @@ def test_everything_works_without_javascript(reader: Any, world: World) -> None:
 def test_pages_are_clean_for_axe(reader: Any, world: World, scheme: str) -> None:
     make.mk_island(world.run, "gone", at=world.versions[0], last_seen_at=timezone.now() - timedelta(hours=2))
     make.mk_version(world.run, 4, parent=world.versions[-1], state="failed", reason="A digest differs.")
-    person = reader(color_scheme=scheme)
+    waiting = make.mk_island(world.run, "waiting", pending=True, public_key=public_half(new_key()))
+    make.mk_member(world.project, "admin", "chief")
+    person = reader("chief", color_scheme=scheme)
     page = person.page
-    extra = {"register": world.url("islands/register/"), "no match": world.url("?health=disabled")}
-    for name, address in {**world.pages, **extra}.items():
+    extra = {
+        "no match": world.url("?health=disabled"),
+        "filtered": world.url("?sync=behind&sort=-skew"),
+        "waiting": world.url(f"islands/{waiting.pk}/"),
+        "new token": world.url("tokens/new/"),
+    }
+    for name, address in {**world.pages, **world.forms, **extra}.items():
         page.goto(address)
-        assert _axe(page) == [], name
+        page.evaluate("document.querySelectorAll('main details').forEach((step) => (step.open = true))")
+        assert axe(page) == [], name
     page.context.clear_cookies()
     page.goto("/login/")
-    assert _axe(page) == []
+    assert axe(page) == []
     assert person.complaints == []
 
 
 def test_pages_fit_320_pixels(reader: Any, world: World) -> None:
-    person = reader(viewport={"width": 320, "height": 700})
+    make.mk_member(world.project, "admin", "chief")
+    person = reader("chief", viewport={"width": 320, "height": 700})
     page = person.page
-    for name, address in {**world.pages, "register": world.url("islands/register/")}.items():
+    for name, address in {**world.pages, **world.forms, "new token": world.url("tokens/new/")}.items():
         page.goto(address)
         over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert over <= 0, f"{name} is {over} pixels too wide"

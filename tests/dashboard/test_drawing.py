@@ -48,7 +48,8 @@ def test_shares_keep_the_digits_that_matter(part: int | None, whole: int, words:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0421, "42 ms"), (1.26, "1.3 s"), (250, "4 min 10 s"), (7300, "2 h 1 min"), (None, "–")]
+    ("seconds", "words"),
+    [(0.0421, "42 ms"), (1.26, "1.3 s"), (250, "4 min 10 s"), (7300, "2 h 1 min"), (None, "–"), ("", "–")],
 )
 def test_durations(seconds: float | None, words: str) -> None:
     assert wording.duration(seconds) == words

@@ -129,7 +129,7 @@ def test_comparison_by_strong_digests(changed: Version, world: World, mate: Clie
     assert "v4 → v5" in page
     assert "6 hold the same bits" in page
     assert "config.json" in page
-    assert "layers.2.down.weight" in page
+    assert "layers.10.up.weight" in page
     assert "layers.2.up.weight" not in page
 
 

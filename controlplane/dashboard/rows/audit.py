@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.audit.models import Entry
+from controlplane.dashboard import wording
 
 LONGEST = 160
+DIGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +53,9 @@ def _text(values: dict[str, Any], name: str) -> str:
         return "none" if name in values else ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) == DIGEST and all(letter in "0123456789abcdef" for letter in text):
+        return wording.short(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}\N{HORIZONTAL ELLIPSIS}"

@@ -53,6 +53,8 @@ class Strip:
         """The strip for those who do not see it."""
         if self.worst is None:
             return "No verified version in this time"
+        if self.worst == 0:
+            return "At the head all the time"
         return f"At most {wording.plural(self.worst, 'version')} behind; at the head for {self.at_head} of the time"
 
 
