@@ -70,7 +70,9 @@ def server(transactional_db: None, home: Path) -> Iterator[str]:
     from controlplane.asgi import application
 
     listener = socket.create_server(("127.0.0.1", 0))
-    instance = uvicorn.Server(uvicorn.Config(application, log_level="warning", lifespan="auto", timeout_graceful_shutdown=2))
+    instance = uvicorn.Server(
+        uvicorn.Config(application, log_level="warning", lifespan="auto", timeout_graceful_shutdown=2)
+    )
     thread = threading.Thread(target=instance.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
