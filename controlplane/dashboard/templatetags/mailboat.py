@@ -150,7 +150,8 @@ def _voyage(way: charts.Voyage | None) -> SafeString:
         return SafeString("")
     arrived = way.here is not None and way.here + 3 >= way.length
     return format_html(
-        '<svg class="strip" aria-hidden="true">{}{}{}</svg>',
+        '<svg class="strip" width="{}" height="14" aria-hidden="true">{}{}{}</svg>',
+        way.length,
         "" if arrived else format_html('<path class="ahead" d="M0 7h{}"/>', way.length),
         format_html('<path d="M0 7h{}"/>', way.held) if way.held else "",
         "" if way.here is None else format_html('<path class="here" d="M{} 0v14"/>', way.here),
