@@ -13,6 +13,7 @@ import shutil
 import struct
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +84,20 @@ def _take(url: str, login: dict[str, str], program: str, arguments: Any) -> None
     wanted = arguments.names or list(PAGES)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-quic"])
-        for suffix, names, look in (
-            ("", list(PAGES), {"viewport": WIDE}),
-            ("-dark", DARK, {"viewport": WIDE, "color_scheme": "dark"}),
-            ("-phone", NARROW, {"viewport": PHONE}),
-        ):
-            context = browser.new_context(base_url=url, **look)
+        looks: tuple[tuple[str, Sequence[str], Any, Any], ...] = (
+            ("", list(PAGES), WIDE, "light"),
+            ("-dark", DARK, WIDE, "dark"),
+            ("-phone", NARROW, PHONE, "light"),
+        )
+        for suffix, names, size, scheme in looks:
+            context = browser.new_context(base_url=url, viewport=size, color_scheme=scheme)
             page = context.new_page()
             places = _places(page, login)
             for name in names:
                 if name in wanted:
                     page.goto("/projects/demo/" + PAGES[name].format(**places))
                     page.wait_for_load_state("networkidle")
-                    _keep(page, arguments.out / f"{name}{suffix}.png", look["viewport"]["width"])
+                    _keep(page, arguments.out / f"{name}{suffix}.png", size["width"])
             context.close()
         browser.close()
 

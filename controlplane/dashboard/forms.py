@@ -232,9 +232,9 @@ class SettingsForm(forms.Form):
     keep_days = _limit("Keep days", "And everything younger than this.")
     seen = forms.IntegerField(widget=forms.HiddenInput)
 
-    def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, run: Run, data: Any = None) -> None:
         initial = {name: getattr(run, name) for name in steering.SETTINGS} | {"seen": run.revision}
-        super().__init__(*args, initial=initial, **kwargs)
+        super().__init__(data, initial=initial)
         self.run = run
 
     def save(self, actor: str) -> None:

@@ -118,3 +118,77 @@ def test_lost_islands_are_counted_as_they_are_derived(
 def test_names_are_escaped(world: World, owner: Client) -> None:
     Island.objects.update(provider="<script>alert(1)</script>")
     assert "<script>alert" not in _page(owner, world.url())
+
+
+def _unchanging(world: World, count: int, steps: bool = True, changed: int = 0) -> None:
+    parent = world.versions[-1]
+    for number in range(4, 4 + count):
+        step = number * 8 if steps else 24
+        parent = make.mk_version(world.run, number, parent=parent, changed=changed, patch_bytes=900, step=step)
+    make.announce(parent)
+
+
+def test_a55_versions_that_change_nothing_while_steps_advance_need_attention(world: World, owner: Client) -> None:
+    _unchanging(world, 3)
+    section = _page(owner, world.url()).split("Needs attention")[1]
+    assert "Nothing changes:" in section
+    assert "The last 3 versions change zero bytes: the trainer may publish the wrong weights." in section
+
+
+@pytest.mark.parametrize(("count", "steps", "changed"), [(2, True, 0), (3, False, 0), (3, True, 1)])
+def test_a55_no_alarm_before_its_time(world: World, owner: Client, count: int, steps: bool, changed: int) -> None:
+    _unchanging(world, count, steps, changed)
+    assert "Nothing changes:" not in _page(owner, world.url())
+
+
+def test_a55_one_change_ends_the_alarm(world: World, owner: Client) -> None:
+    _unchanging(world, 3)
+    last = Version.objects.get(run=world.run, number=6)
+    make.announce(make.mk_version(world.run, 7, parent=last, changed=5, step=99))
+    assert "Nothing changes:" not in _page(owner, world.url())
+
+
+def test_stuck_islands_need_attention(world: World, owner: Client) -> None:
+    Version.objects.update(ready_at=timezone.now() - timedelta(minutes=30))
+    make.mk_island(world.run, "slow", at=world.versions[1])
+    section = _page(owner, world.url()).split("Needs attention")[1].split("islands-title")[0]
+    assert "Stuck:" in section
+    assert "Healthy, yet 2 versions behind and not getting closer." in section
+
+
+def test_long_lists_of_findings_are_cut_and_can_be_seen_whole(world: World, owner: Client) -> None:
+    for number in range(12):
+        make.mk_island(world.run, f"poor-{number:02}", at=world.versions[-1], last_error="Part 0 broke off.")
+    page = _page(owner, world.url())
+    assert "Show all 12 findings" in page
+    assert page.count('id="finding-') == 8
+    assert _page(owner, world.url("?findings=all")).count('id="finding-') == 12
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=LATE", {"late"}),
+        ("q=rack-7", {"late"}),
+        ("behind=1", {"late"}),
+        ("behind=2", set()),
+        ("version=v3", {"fsn1-a"}),
+        ("unseen=1h", {"gone"}),
+        ("unseen=nonsense&sort=nonsense&page=x&behind=-1", {"late", "gone", "fsn1-a"}),
+    ],
+)
+def test_filters_of_the_address(world: World, owner: Client, query: str, found: set[str]) -> None:
+    make.mk_island(world.run, "late", at=world.versions[1], hostname="rack-7")
+    make.mk_island(world.run, "gone", at=world.versions[2], last_seen_at=timezone.now() - timedelta(hours=2))
+    page = _page(owner, world.url(f"?{query}"))
+    assert {name for name in ("late", "gone", "fsn1-a") if f'id="is-{name}"' in page} == found
+
+
+def test_headings_sort_both_ways(world: World, owner: Client) -> None:
+    make.mk_island(world.run, "late", at=world.versions[1])
+    up = _page(owner, world.url("?sort=skew"))
+    assert up.index('id="is-fsn1-a"') < up.index('id="is-late"')
+    assert 'aria-sort="ascending"' in up
+    assert 'href="?sort=-skew"' in up
+    down = _page(owner, world.url("?sort=-skew"))
+    assert down.index('id="is-late"') < down.index('id="is-fsn1-a"')

@@ -18,6 +18,9 @@ PAGE = 100
 UNSEEN = {"1m": timedelta(minutes=1), "10m": timedelta(minutes=10), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
 UNSEEN_WORDS = {"1m": "1 minute", "10m": "10 minutes", "1h": "1 hour", "1d": "1 day"}
 
+_HEALTH = {"lost": 0, "degraded": 1, "draining": 2, "disabled": 3, "healthy": 4}
+_SYNC = {"unknown": 0, "behind": 1, "ahead": 2, "pinned": 3, "current": 4}
+
 Key = Callable[[Standing], Any]
 # What is unknown sorts last when ascending: after every version, skew and size.
 SORTS: dict[str, Key] = {
@@ -31,8 +34,6 @@ SORTS: dict[str, Key] = {
     "pause": lambda row: (pause_of(row) is None, pause_of(row)),
     "seen": lambda row: (row.island.last_seen_at is None, row.island.last_seen_at),
 }
-_HEALTH = {"lost": 0, "degraded": 1, "draining": 2, "disabled": 3, "healthy": 4}
-_SYNC = {"unknown": 0, "behind": 1, "ahead": 2, "pinned": 3, "current": 4}
 
 
 def pause_of(row: Standing) -> float | None:

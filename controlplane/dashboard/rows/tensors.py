@@ -147,7 +147,8 @@ def _layers(run: UUID, inventory: str, statistics: str) -> tuple[LayerRow, ...]:
     most = max((layer[3] for layer in sums.values()), default=0)
     ordered = sorted(sums.items(), key=lambda item: _natural(item[0]))
     return tuple(
-        LayerRow(name, *layer, share=100 * layer[3] / most if most else 0.0) for name, layer in ordered[:LAYERS]
+        LayerRow(name, layer[0], layer[1], layer[2], layer[3], 100 * layer[3] / most if most else 0.0)
+        for name, layer in ordered[:LAYERS]
     )
 
 

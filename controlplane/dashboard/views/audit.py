@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -77,9 +76,18 @@ async def _lines(project: Project, chosen: selectors.Filter, write: Any) -> Asyn
 
 
 def _chosen(query: QueryDict) -> selectors.Filter:
-    chosen = selectors.Filter(**{name: query.get(name, "").strip()[:200] for name in NAMES[:4]})
-    until = _day(query.get("until", ""))
-    return replace(chosen, since=_day(query.get("since", "")), until=until and until + timedelta(days=1))
+    def text(name: str) -> str:
+        return query.get(name, "").strip()[:200]
+
+    until = _day(text("until"))
+    return selectors.Filter(
+        actor=text("actor"),
+        action=text("action"),
+        target=text("target"),
+        request_id=text("request_id"),
+        since=_day(text("since")),
+        until=until and until + timedelta(days=1),  # the day is meant whole
+    )
 
 
 def _day(text: str) -> datetime | None:
