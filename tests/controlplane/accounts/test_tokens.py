@@ -14,6 +14,7 @@ from controlplane import env
 from controlplane.accounts import credentials, services
 from controlplane.accounts.models import Membership, Token
 from controlplane.audit.models import Entry
+from controlplane.registry import services as registry
 from controlplane.registry.models import Project
 
 pytestmark = pytest.mark.django_db
@@ -81,6 +82,10 @@ def test_commands(db: None) -> None:
     plaintext = run("create_token", "--project", "demo", "--role", "publisher", "--name", "trainer")
     token = services.authenticate_token(plaintext)
     assert token is not None and (token.role, token.project.slug) == ("publisher", "demo")
+    registry.create_run(token.project, "voyage", actor="test")
+    scoped = run("create_token", "--project", "demo", "--role", "publisher", "--name", "t", "--run", "voyage")
+    opened = services.authenticate_token(scoped)
+    assert opened is not None and opened.run is not None and opened.run.name == "voyage"
     get_user_model().objects.create_user("anna")
     run("add_member", "anna", "demo", "operator")
     run("add_member", "anna", "demo", "admin")
@@ -94,6 +99,7 @@ def test_commands(db: None) -> None:
         ("create_token", "--project", "none", "--role", "viewer", "--name", "x"),
         ("create_token", "--project", "harbour", "--role", "island", "--name", "x"),
         ("create_token", "--project", "harbour", "--role", "viewer", "--name", "x", "--days", "0"),
+        ("create_token", "--project", "harbour", "--role", "viewer", "--name", "x", "--run", "none"),
         ("add_member", "nobody", "harbour", "viewer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`manage.py create_token --project SLUG --role ROLE --name NAME [--days N]`"""
+"""`manage.py create_token --project SLUG --role ROLE --name NAME [--run RUN] [--days N]`"""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Command(BaseCommand):
         parser.add_argument("--project", required=True)
         parser.add_argument("--role", required=True, choices=ROLES)
         parser.add_argument("--name", required=True)
+        parser.add_argument("--run", help="the only run that it opens; without it, every run of the project")
         parser.add_argument("--days", type=int, help="days until it expires; without it, never")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -38,7 +39,11 @@ class Command(BaseCommand):
             project = selectors.project(options["project"])
         except Refusal as error:
             raise CommandError(f"{error.detail} Make it with create_project.") from error
+        try:
+            run = None if options["run"] is None else selectors.run(project, options["run"])
+        except Refusal as error:
+            raise CommandError(error.detail) from error
         lifetime = None if days is None else timedelta(days=days)
         actor = "command line"
-        made = services.create_token(project, options["role"], options["name"], actor=actor, lifetime=lifetime)
+        made = services.create_token(project, options["role"], options["name"], actor=actor, lifetime=lifetime, run=run)
         self.stdout.write(made[1])
