@@ -237,7 +237,8 @@ def _int4_codes(scaled: Bits, weights: Bits) -> Bits:
     shift = np.clip(150 - exponent, 20, 26)
     steps = (significand + (1 << (shift - 1)) - 1 + ((significand >> shift) & 1)) >> shift
     negative = weights >> np.uint32(31) == 1
-    return np.where(negative, 8 - steps, 8 + np.minimum(steps, 7)).astype(np.uint32)
+    codes: Bits = np.where(negative, 8 - steps, 8 + np.minimum(steps, 7)).astype(np.uint32)
+    return codes
 
 
 def _wide(master: Array) -> Bits:

@@ -1,0 +1,105 @@
+"""The served view that follows an optimizer: the bits of a cast, and only what changed is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from mailboat.errors import CheckpointError
+from mailboat.trainer.hooks import tensor_source
+from mailboat.trainer.served import ServedWeights, follow
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().bfloat16().view(torch.int16)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(8, 33)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(33, 17), nn.Tanh(), nn.Linear(17, 5))
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(torch.optim.AdamW, 1e-4), (torch.optim.SGD, 0.1)])
+def test_the_view_follows_every_step(kind: type[torch.optim.Optimizer], rate: float) -> None:
+    net = model()
+    optimizer = kind(net.parameters(), lr=rate)
+    served = follow(optimizer, net.named_parameters())
+    for _ in range(4):
+        before = {name: tensor.view(torch.int16).clone() for name, tensor in served.tensors.items()}
+        train(net, optimizer)
+        changed = 0
+        for name, parameter in net.named_parameters():
+            assert torch.equal(served.tensors[name].view(torch.int16), bits(parameter))
+            changed += int((before[name] != bits(parameter)).sum())
+        assert served.last is not None
+        assert served.last.changed == changed > 0
+        assert served.last.elements == sum(p.numel() for p in net.parameters())
+        assert 0 < served.last.seconds < 60
+
+
+def test_a28_nan_payloads_and_negative_zero_are_bits() -> None:
+    master = torch.tensor([0x7FC1_2345, -0x0040_0001, -0x8000_0000, 0], dtype=torch.int32).view(torch.float32)
+    served = ServedWeights({"x": master})
+    assert served.tensors["x"].view(torch.int16).tolist() == [0x7FC1, -0x0041 | 0x40, -0x8000, 0]
+    assert served.refresh().changed == 0
+    master[3] = -0.0
+    assert served.refresh().changed == 1
+    assert served.tensors["x"].view(torch.int16).tolist()[3] == -0x8000
+
+
+def test_a26_tied_weights_share_one_view() -> None:
+    net = model()
+    tied = dict(net.named_parameters()) | {"head.weight": net[0].weight}
+    served = ServedWeights(tied)
+    assert served.tensors["head.weight"].data_ptr() == served.tensors["0.weight"].data_ptr()
+    source = tensor_source(served.tensors, {})
+    assert source.inventory.aliases == {"head.weight": "0.weight"}
+    assert {t.dtype for t in source.inventory.tensors} == {"BF16"}
+
+
+def test_bf16_masters_are_their_own_view() -> None:
+    parameter = torch.ones(4, dtype=torch.bfloat16)
+    assert ServedWeights({"x": parameter}).tensors["x"].data_ptr() == parameter.data_ptr()
+
+
+def test_other_masters_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"x is a torch\.float64"):
+        ServedWeights({"x": torch.ones(2, dtype=torch.float64)})
+    with pytest.raises(CheckpointError, match="only dense"):
+        ServedWeights({"x": torch.ones(4, 4).t()})
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_under_ddp_and_fsdp2(one_rank: None, how: str) -> None:
+    net = model()
+    if how == "ddp":
+        wrapped: nn.Module = nn.parallel.DistributedDataParallel(net)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        wrapped = fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4)
+    served = follow(optimizer, net.named_parameters())
+    for _ in range(2):
+        train(wrapped, optimizer)
+        assert served.last is not None and served.last.changed > 0
+        for name, parameter in net.named_parameters():
+            whole = parameter.detach().full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            assert torch.equal(served.tensors[name].view(torch.int16), bits(whole))
