@@ -69,7 +69,7 @@ class ServedWeights:
         return served
 
     def refresh(self) -> StepChanges:
-        """Bring the view up to date with the masters; BF16 masters count as unchanged, since they are their own view."""
+        """Bring the view up to date with the masters; BF16 masters, their own view, count as unchanged."""
         start = time.perf_counter()
         changed = sum(_refresh(master, served) for master, served in self._cast)
         self.last = StepChanges(changed, self._elements, time.perf_counter() - start)
