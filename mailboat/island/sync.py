@@ -284,6 +284,8 @@ class Island:
             if self._holding.image is None and self._holding.marker is not None:
                 self._status.phase = PREPARING
                 self._holding.recover()
+                if held := self._holding.held:  # it may have finished what a failed commit began
+                    self._outbox.after_start(held)
 
     # -- afterwards
 

@@ -1,0 +1,1 @@
+"""The sidecar against a real vLLM built for CPUs."""
