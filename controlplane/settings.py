@@ -22,6 +22,7 @@ try:
     MAILBOAT_BLOB_URL = env.text("MAILBOAT_BLOB_URL")
     MAILBOAT_CHECKPOINT_ROOTS = env.checkpoint_roots()
     MAILBOAT_PUBLIC_URL = env.text("MAILBOAT_PUBLIC_URL", "http://127.0.0.1:8000").rstrip("/")
+    MAILBOAT_METRICS_TOKEN = env.secret("MAILBOAT_METRICS_TOKEN")
     MAILBOAT_LEASE_SECONDS = env.integer("MAILBOAT_LEASE_SECONDS", 30, low=1, high=3600)
     MAILBOAT_HEARTBEAT_SECONDS = env.integer("MAILBOAT_HEARTBEAT_SECONDS", 5, low=1, high=3600)
     MAILBOAT_DATABASE = env.database()
@@ -32,6 +33,7 @@ except env.EnvironmentProblem as problem:
 
 # Called as send(job id, kind) once the transaction that queued a job has committed. It only wakes a worker.
 MAILBOAT_JOB_SENDER = "workers.app.send"
+MAILBOAT_BROKER_CHECK = "workers.app.check_broker"
 MAILBOAT_HEAD_DAYS = 7
 
 INSTALLED_APPS = [

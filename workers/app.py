@@ -24,11 +24,26 @@ app = Celery("mailboat", include=["workers.tasks"])
 app.config_from_object("workers.configuration")
 
 
+CHECK_SECONDS = 3
+HEADER = "mailboat_request"  # of a message: the number of the request that it came from
+
+
 def send(job_id: str, kind: str) -> None:
     """Wakes a worker for a queued job. Raises whatever the broker's client raises when it can't be reached."""
+    from controlplane.audit import middleware
     from controlplane.jobs.queues import QUEUES
 
-    app.send_task("mailboat.job", args=[job_id], queue=QUEUES[kind], retry=False)
+    headers = {HEADER: middleware.current()}
+    app.send_task("mailboat.job", args=[job_id], queue=QUEUES[kind], retry=False, headers=headers)
+
+
+def check_broker() -> str:
+    """Empty when a message could be sent. The default broker is the database, which is looked at anyway."""
+    if str(app.conf.broker_url).startswith("pgmq:"):
+        return ""
+    with app.connection_for_write(connect_timeout=CHECK_SECONDS) as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0, timeout=CHECK_SECONDS)
+    return ""
 
 
 @worker_shutting_down.connect(weak=False)

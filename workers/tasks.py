@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
-from workers.app import app
+from workers.app import HEADER, app
 
 log = structlog.get_logger(__name__)
 
 
-@app.task(name="mailboat.job")
-def job(job_id: str) -> None:
-    """Works on a job, unless it is taken, ended or not due yet."""
+@app.task(name="mailboat.job", bind=True)
+def job(self: Any, job_id: str) -> None:
+    """Works on a job, unless it is taken, ended or not due yet. Its log lines and audit entries carry the number of
+    the request that queued it; a job that the sweeper sent again has only its own.
+    """
+    from controlplane.audit import middleware
     from workers import runner
 
+    middleware.begin(str((self.request.headers or {}).get(HEADER, "")) or f"job-{job_id}")
     runner.run(job_id)
 
 
@@ -55,8 +60,10 @@ def _scheduled(name: str, work: Callable[[], object]) -> None:
     """One round of an entry of the schedule; what goes wrong is logged and seen on the page of the schedule."""
     from django.db import close_old_connections
 
+    from controlplane.audit import middleware
     from controlplane.jobs.schedule import ran
 
+    middleware.begin("")
     close_old_connections()
     try:
         ran(name, work)

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+from django.conf import settings
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, JsonResponse
+from django.utils.module_loading import import_string
 
 from controlplane.registry import blobs
 
@@ -22,8 +24,8 @@ def live(request: HttpRequest) -> JsonResponse:
 
 
 def ready(request: HttpRequest) -> JsonResponse:
-    """200 when database, migrations and blob store are in order; 503 with the names of those that are not."""
-    checks = {"database": _database, "migrations": _migrations, "blobs": _blobs}
+    """200 when database, migrations, blob store and broker are in order; 503 with the names of those that are not."""
+    checks = {"database": _database, "migrations": _migrations, "blobs": _blobs, "broker": _broker}
     problems = {name: problem for name, check in checks.items() if (problem := _try(name, check))}
     body = {"status": "not ready" if problems else "ready", "problems": problems}
     return JsonResponse(body, status=503 if problems else 200)
@@ -51,3 +53,8 @@ def _migrations() -> str:
 
 def _blobs() -> str:
     return blobs.store().check()
+
+
+def _broker() -> str:
+    check: Callable[[], str] = import_string(settings.MAILBOAT_BROKER_CHECK)
+    return check()

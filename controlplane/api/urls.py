@@ -10,6 +10,7 @@ from controlplane.api import (
     head_view,
     health,
     job_views,
+    metrics,
     people_urls,
     problems,
     schema_views,
@@ -50,6 +51,7 @@ project = [
 urlpatterns = [
     path("health/live", health.live, name="health-live"),
     path("health/ready", health.ready, name="health-ready"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("api/schema", schema_views.schema, name="api-schema"),
     path("api/docs/", schema_views.Docs.as_view(), name="api-docs"),
     path("api/v1/projects/<slug:project>/", include(project)),
