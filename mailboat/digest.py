@@ -81,7 +81,7 @@ def state_digest_of_parts(inventory: str, tensors: int, digests: bytes, side_fil
 
 def _state_digest(inventory: str, tensors: int, strong: Strong | memoryview, side_files: tuple[SideFile, ...]) -> str:
     digest = hashlib.sha256(b"mailboat-state-1\n" + bytes.fromhex(inventory) + tensors.to_bytes(8, "little"))
-    digest.update(np.ascontiguousarray(strong))
+    digest.update(strong.tobytes())
     digest.update(len(side_files).to_bytes(8, "little"))
     for file in sorted(side_files, key=lambda file: file.path):
         path = file.path.encode()
