@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -39,11 +40,14 @@ def states() -> tuple[ArraySource, ArraySource]:
     return ArraySource(old, dtypes=dtypes), ArraySource(new, dtypes=dtypes)
 
 
-def test_patches_are_byte_for_byte_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encode_for", ["size", "speed"])
+def test_patches_are_byte_for_byte_those_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encode_for: Literal["size", "speed"]
+) -> None:
     base, target = states()
-    here = build_patch(base, target, tmp_path / "cpu.mbp")
+    here = build_patch(base, target, tmp_path / "cpu.mbp", encode_for=encode_for)
     monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
-    there = build_patch(base, target, tmp_path / "device.mbp", threads=2)
+    there = build_patch(base, target, tmp_path / "device.mbp", threads=2, encode_for=encode_for)
     assert (tmp_path / "cpu.mbp").read_bytes() == (tmp_path / "device.mbp").read_bytes()
     assert there.sha256 == hashlib.sha256((tmp_path / "cpu.mbp").read_bytes()).hexdigest()
     np.testing.assert_array_equal(there.base_state.sums, here.base_state.sums)
