@@ -37,6 +37,7 @@ def run(job_id: str) -> None:
     if job is None:
         log.info("job not to be had", job=job_id)
         return
+    log.info("job begun", job=job_id, kind=job.kind, attempt=job.attempt)
     presence.working_on(job.pk)
     try:
         with Lease(job, owner) as lease:

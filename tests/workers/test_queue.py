@@ -40,6 +40,25 @@ def test_a_message_wakes_a_worker_at_once(run: Any, start_worker: StartWorker) -
     assert time.monotonic() - started < 1.5
 
 
+def test_the_number_of_a_request_follows_its_job_into_the_worker(
+    run: Any, start_worker: StartWorker, home: Any
+) -> None:
+    from controlplane.audit import middleware
+
+    middleware.begin("voyage-0003")
+    first = enqueue(run)
+    middleware.begin("")
+    start_worker("publish")
+    eventually(lambda: ended(first))
+    line = eventually(lambda: next((line for line in lines(home) if "job begun" in line), None))
+    assert "request_id='voyage-0003'" in line
+    assert str(first.pk) in line
+
+
+def lines(home: Any) -> list[str]:
+    return [line for log in home.glob("worker-*.log") for line in log.read_text().splitlines()]
+
+
 def test_another_broker_is_a_setting(run: Any, database_url: str) -> None:
     environment = {**os.environ, "DATABASE_URL": database_url, "MAILBOAT_BROKER_URL": "amqp://rabbit.example/mailboat"}
     ask = "from workers.app import app; print(app.conf.broker_url, app.conf.broker_transport_options)"
