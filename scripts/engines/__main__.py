@@ -54,7 +54,7 @@ def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) ->
                 say(f"way {name}: version {rig.number}, paused {pauses[-1]:.3f} s, {load.finished} streams ended")
                 sidecar.engine.audit(rig.image)
                 load.wait(2)
-        backlog(sidecar.url, rig, load, lambda: rig.step(sidecar))
+        backlog(load, lambda: rig.step(sidecar))
         at_rest = greedy(sidecar.url)
         killed = kill_in_commit(engine, rig, sidecar)
         engine = Vllm(python, served, log, extension=name == "b", port=engine.port)
@@ -81,7 +81,7 @@ def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) ->
     }  # fmt: skip
 
 
-def backlog(url: str, rig: Rig, load: Load, step: Any) -> None:
+def backlog(load: Load, step: Any) -> None:
     """A commit under a backlog deeper than the running batch of eight."""
     threads = [
         threading.Thread(target=load.one, args=(urllib3.PoolManager(), f"Backlog {number}: {PROMPTS[0]}"))

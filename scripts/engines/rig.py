@@ -77,6 +77,8 @@ def greedy(url: str) -> list[Any]:
     for prompt in PROMPTS:
         body = {"model": "smol", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1}
         answer = json.loads(pool.request("POST", f"{url}/v1/completions", json=body, timeout=300).data)
+        if "choices" not in answer:
+            raise RuntimeError(f"no answer to a greedy request: {answer}")
         choice = answer["choices"][0]
         found.append([choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]])
     return found

@@ -27,7 +27,7 @@ from mailboat.checkpoint.files import Checkpoint
 from mailboat.island.engines.vllm_extension import MailboatWorker
 from mailboat.island.sidecar.serving import Address, HttpServer
 
-HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCAB, PADDED = 16, 4, 2, 4, 24, 50, 64
+HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCAB, PADDED = 16, 4, 2, 4, 32, 50, 64
 SHAPES = {
     "model.embed_tokens.weight": (VOCAB, HIDDEN),
     "model.layers.0.self_attn.q_proj.weight": (HEADS * HEAD, HIDDEN),

@@ -15,7 +15,8 @@ def tiny_llama(folder: Path, *, seed: int = 0, tied: bool = True) -> None:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=tied,
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     for parameter in model.parameters():

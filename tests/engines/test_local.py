@@ -127,7 +127,8 @@ def test_a41_a_stream_goes_on_through_a_commit(tmp_path: Path) -> None:
     with bench(tmp_path) as running:
         answer = running.pool.request(
             "POST", f"{running.sidecar.url}/v1/chat/completions", preload_content=False, timeout=60,
-            json={"messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 300, "temperature": 0, "stream": True},
+            json={"messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 300, "temperature": 0,
+                  "stream": True},
         )  # fmt: skip
         lines = iter(answer)
         first = next(lines)

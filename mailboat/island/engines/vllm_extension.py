@@ -105,6 +105,8 @@ class Mapping:
     def __init__(self, model: Any, specs: list[TensorSpec], aliases: dict[str, str]) -> None:
         self._modules = dict(model.named_modules())
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        # Layers that every rank has whole know no rank; the others' rank says who answers for them.
+        self._rank = next((_tp(module)[0] for module in self._modules.values() if hasattr(module, "tp_rank")), 0)
         self.specs = specs
         for module in self._modules.values():
             if any(getattr(module, name, None) is not None for name in _DERIVED):
@@ -201,7 +203,7 @@ class Mapping:
             rows = flat.shape[0] if len(spec.shape) > 1 else flat.shape[1]
             part = Slice(flat, rank * rows, 0, True) if len(spec.shape) > 1 else Slice(flat, 0, rank * rows, True)
             return _checked(spec, part, across=size)
-        return _checked(spec, Slice(flat, 0, 0, counted=rank == 0), across=1)
+        return _checked(spec, Slice(flat, 0, 0, counted=self._rank == 0), across=1)
 
 
 def _renamed(by_name: dict[str, Any], specs: list[TensorSpec], alias: str, name: str) -> TensorSpec:
