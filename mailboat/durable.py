@@ -74,7 +74,7 @@ def disk_full_as_error(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
-        raise DiskFull(f"the disk of {folder} is full; free some space there") from error
+        raise DiskFull(f"The disk of {folder} is full; free some space there.") from error
 
 
 def lock_file(path: Path, taken: str) -> int:
