@@ -1,8 +1,8 @@
 """Wakes requests that wait for a head. One LISTEN connection per process serves every waiter; a waiter holds none.
 
-Notifications are only wake-ups: whoever is woken reads the database again, where possible all together. While the listening connection is down
-(PostgreSQL restarts), waiters look by themselves every few seconds, and all are woken when it is back, since some may
-have been missed.
+Notifications are only wake-ups: whoever is woken reads the database again, where possible all together. While the
+listening connection is down (PostgreSQL restarts), waiters look by themselves every few seconds, and all are woken when
+it is back, since some may have been missed.
 """
 
 from __future__ import annotations

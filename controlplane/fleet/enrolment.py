@@ -143,8 +143,8 @@ def enrol(
     approves its public key. While it is pending, enrolling again with the same key gives the same island a new
     credential (the answer may have been lost).
 
-    Raises EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists`, `key_not_proven`, `too_many_pending`. A used
-    token leaves a trace in the audit log.
+    Raises EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists`, `key_not_proven`, `too_many_pending`. A
+    used token leaves a trace in the audit log.
     """
     applicant = Applicant(name, engine, agent_version, cores, codecs, hostname, public_key, signature)
     token = _offered(project_slug, plaintext)

@@ -1,1 +1,1 @@
-"""One module per command of `mailboat`; each holds a click command called `command` and imports what is heavy on use."""
+"""One module per subcommand of `mailboat`; each holds a click command called `command`, heavy imports come on use."""

@@ -1,7 +1,8 @@
 """Enrolment: a token becomes a credential, kept in the store for its owner alone; where operators approve islands, the
 island waits until they have compared its key.
 
-It must never send the token when a credential for the same server and project is there: most tokens work once.
+It must never send the token when a credential for the same server and project is there: most tokens work once. At
+another address without a token, the credential is used as it is: a control plane may move.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ from mailboat.island.store import Store
 from mailboat.replies import Enrolment
 
 
-def credential(
-    store: Store, api: Api, token: str | None, *, engine: Weights, stop: Stop, say: Say
-) -> Enrolment:
+def credential(store: Store, api: Api, token: str | None, *, engine: Weights, stop: Stop, say: Say) -> Enrolment:
     """The island's enrolment: from the store, else by ``token``; waits for a server that can't be reached.
 
     Raises StoreError without token and credential, Unauthorised for a token that is unknown, expired or used.
     """
-    enrolment = _kept(store, api, say)
+    enrolment = _kept(store, api, token, say)
     if enrolment is not None:
         return _approved(store, api, enrolment, stop=stop, say=say)
     if not token:
@@ -41,16 +40,24 @@ def credential(
     return _approved(store, api, enrolment, stop=stop, say=say)
 
 
-def _kept(store: Store, api: Api, say: Say) -> Enrolment | None:
+def _kept(store: Store, api: Api, token: str | None, say: Say) -> Enrolment | None:
     kept = store.note(CREDENTIAL)
-    if kept is None or (kept.pop("server", None), kept.pop("project", None)) != (api.server, api.project):
+    if kept is None:
+        return None
+    server, project = kept.pop("server", None), kept.pop("project", None)
+    moved = server != api.server
+    if project != api.project or (moved and token):
         return None
     kept.pop(NEXT, None)  # see keys.Credentials
     try:
-        return Enrolment(**kept)
+        enrolment = Enrolment(**kept)
     except TypeError:
         say("The stored credential is damaged; the island enrols again.")
         return None
+    if moved:  # a control plane may get another address; whoever starts the island names it, so that is no stranger
+        say(f"the credential was made at {server} and is used at {api.server} from now on")
+        _keep(store, api, enrolment)
+    return enrolment
 
 
 def _keep(store: Store, api: Api, enrolment: Enrolment) -> None:

@@ -50,7 +50,7 @@ def test_help_names_every_command() -> None:
     done = _run("--help")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()] == [
-        "digest", "patch", "publish", "island"
+        "digest", "patch", "quantise", "publish", "island"
     ]  # fmt: skip
 
 

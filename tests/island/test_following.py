@@ -47,6 +47,22 @@ def test_credential_is_private_and_a_restart_needs_no_token(server: ContractServ
     assert len([call for call in server.calls if call == "POST islands/enrol"]) == 1
 
 
+def test_a_control_plane_that_moved_is_followed_without_a_new_token(server: ContractServer, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with island(server, store, once=True) as first:
+            first.join()
+        note = json.loads((store / "credential.json").read_text())
+        (store / "credential.json").write_text(json.dumps(note | {"server": "http://127.0.0.1:9"}))
+        trainer.step()
+        with island(server, store, once=True, token=None) as second:
+            second.join()
+    assert server.applied(1)
+    assert len([call for call in server.calls if call == "POST islands/enrol"]) == 1
+    assert json.loads((store / "credential.json").read_text())["server"] == note["server"]
+
+
 def test_a51_used_token_is_said(server: ContractServer, tmp_path: Path) -> None:
     server.tokens.clear()
     with pytest.raises(Unauthorised), island(server, tmp_path / "store") as refused:

@@ -67,7 +67,8 @@ def test_a_full_disk_while_spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     base, target = pair(tmp_path)
     original = encoder_module.tempfile.TemporaryFile
     monkeypatch.setattr(encoder_module.tempfile, "TemporaryFile", lambda **options: _Full(original(**options), room))
-    with Checkpoint.open(base) as before, Checkpoint.open(target) as after, pytest.raises(DiskFull, match=r"^The disk .*\.$"):
+    full = pytest.raises(DiskFull, match=r"^The disk .*\.$")
+    with Checkpoint.open(base) as before, Checkpoint.open(target) as after, full:
         build_patch(before, after, tmp_path / "patch")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "target"]
 
