@@ -13,13 +13,8 @@ from pathlib import Path
 import urllib3
 
 ROOT = Path(__file__).resolve().parents[2]
-# vLLM packs weights for AVX-512 and computes from the copies, so that live parameters can't be written in place there
-# (the extension refuses, and way A is taken). Its AVX2 library keeps them plain: that one is tested, on every machine.
-PLAIN = """
-import torch.cpu
-torch.cpu._is_avx512_supported = torch.cpu._is_avx512_bf16_supported = torch.cpu._is_amx_tile_supported = lambda: False
-"""
-EXTENSION = "mailboat.island.engines.vllm_extension.MailboatWorker"
+# Both make vLLM compute from plain weights; see scripts/engines/plain.py.
+EXTENSIONS = {True: "scripts.engines.plain.PlainMailboat", False: "scripts.engines.plain.Plain"}
 
 
 class Vllm:
@@ -31,18 +26,12 @@ class Vllm:
         command = [
             str(python.parent / "vllm"), "serve", str(folder), "--served-model-name", "smol", "--max-model-len", "1024",
             "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--max-num-seqs", "8",
+            "--worker-extension-cls", EXTENSIONS[extension],
         ]  # fmt: skip
-        plain = log.parent / "plain"
-        plain.mkdir(exist_ok=True)
-        (plain / "sitecustomize.py").write_text(PLAIN)
         environment = dict(
             os.environ, VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", NO_PROXY="*",
-            VLLM_NO_USAGE_STATS="1", PATH=f"{python.parent}:{os.environ['PATH']}",
+            VLLM_NO_USAGE_STATS="1", PYTHONPATH=str(ROOT), PATH=f"{python.parent}:{os.environ['PATH']}",
         )  # fmt: skip
-        environment["PYTHONPATH"] = str(plain)
-        if extension:
-            command += ["--worker-extension-cls", EXTENSION]
-            environment["PYTHONPATH"] += f":{ROOT}"
         with log.open("ab") as file:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
         self._log = log

@@ -143,6 +143,18 @@ class VllmServer:
         self._opened = None
         path = {"weights_path": str(image.folder)}
         self._control.post("/collective_rpc", {"method": "reload_weights", "kwargs": path}, seconds=LEASE)
+        if self._extended():
+            self._collective("mailboat_repack", [], seconds=LEASE)
+
+    def _extended(self) -> bool:
+        """Whether the workers have Mailboat's extension."""
+        try:
+            self._collective("mailboat_hello", [])
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return False
+        return True
 
     def label(self, text: str) -> None:
         """`/update_weight_version`; builds without it have no label."""

@@ -396,6 +396,22 @@ class MailboatWorker:
         """Whether the extension is here."""
         return {"mailboat": PROTOCOL}
 
+    def mailboat_repack(self) -> dict[str, Any]:
+        """After a reload: vLLM on CPUs leaves the packed copy of a tied head as it was; makes such copies again."""
+        packed = [
+            module
+            for module in _model(self).modules()
+            if _computes_from_a_copy(module) and module.weight.dim() == 2 and module.weight.numel()
+        ]
+        if packed:
+            from vllm.model_executor.layers.utils import (  # type: ignore[import-not-found, unused-ignore]
+                dispatch_cpu_unquantized_gemm,
+            )
+
+            for module in packed:
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        return {"repacked": len(packed)}
+
     def mailboat_open(self, folder: str) -> dict[str, Any]:
         """Maps an inventory; `covered` elements per tensor that this rank answers for, or why it can't."""
         self._mailboat_stage = None
