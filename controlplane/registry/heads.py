@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Max
 from django.db.models.functions import Now
 
+from controlplane.audit import services as audit
 from controlplane.registry import blobs, clock
 from controlplane.registry.errors import Refusal, WrongState
 from controlplane.registry.models import Channel, Version
@@ -24,13 +25,46 @@ from mailboat.manifest import HEAD_TYPE, Envelope, Head
 log = structlog.get_logger(__name__)
 
 NOTIFICATION = "mailboat_head"
+GENERATIONS_BEGIN = 1_735_689_600  # 2025-01-01, as seconds since 1970
 
 
 def move(channel: Channel, version: Version) -> None:
     """Points the channel at a version with the next serial. The caller is in a transaction and holds the channel's
     row.
     """
+    if channel.serial == 0:  # after a restore, islands may remember an earlier channel of this name
+        highest = Channel.objects.filter(run=channel.run_id).aggregate(highest=Max("generation"))["highest"]
+        Channel.objects.filter(pk=channel.pk).update(generation=highest)
+        channel.generation = highest
     _write(channel, version, channel.serial + 1)
+    _notify(channel)
+
+
+def raise_generation(*, actor: str) -> int:
+    """The end of every restore from a backup: a new generation for every head; returns it.
+
+    Serials went back with the database, and islands refuse a serial below the highest that they saw; a higher
+    generation outranks any serial. Seconds since GENERATIONS_BEGIN make the number higher than that of any restore
+    before, of this backup or another, which the restored rows can't know of. See docs/adr/generation-of-heads.md.
+    """
+    with transaction.atomic():
+        channels = list(Channel.objects.select_for_update(of=["self"]).select_related("version__epoch").order_by("pk"))
+        before = max((channel.generation for channel in channels), default=0)
+        generation = max(before + 1, int(clock.now().timestamp()) - GENERATIONS_BEGIN)
+        Channel.objects.update(generation=generation)
+        for channel in channels:
+            channel.generation = generation
+            if channel.version is not None:
+                _write(channel, channel.version, channel.serial + 1)
+                _notify(channel)
+        audit.record(
+            None, actor, "heads.raise_generation", f"{len(channels)} channels",
+            before={"generation": before}, after={"generation": generation},
+        )  # fmt: skip
+    return generation
+
+
+def _notify(channel: Channel) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", [NOTIFICATION, f"{channel.run_id}/{channel.name}"])
 

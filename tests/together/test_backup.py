@@ -1,0 +1,141 @@
+"""Backup and restore with everything real: the stack, a trainer, an island that nobody touches."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from controlplane.embedded.backup import BackupError, Server, back_up, restore
+from controlplane.embedded.postgres import EmbeddedPostgres, places, remove, set_aside
+from controlplane.embedded.stack import Stack
+from mailboat.client import Api
+from mailboat.trainer import Publisher
+from tests.together.test_managed import CHECKOUT, at, database, eventually, island, manage, row, token
+
+__all__ = ["database"]  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("MAILBOAT_", "DATABASE_URL"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="mailboat-test-"))
+    folder.chmod(0o711)
+    yield folder / "home"
+    for home in folder.iterdir():
+        remove(home)
+    shutil.rmtree(folder)
+
+
+def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    extra = {"MAILBOAT_HEARTBEAT_SECONDS": "1"}
+    environment = {**os.environ, **extra, "MAILBOAT_HOME": str(open_home)}
+    arrays = {"a": np.arange(20_000, dtype=np.uint16).reshape(200, 100)}
+    out = tmp_path / "backup"
+    with Stack(open_home, port, extra) as stack:
+        stack.wait_ready(120)
+        manage("create_project", "harbour", environment=environment)
+        publisher, operator_token = token("publisher", environment), token("operator", environment)
+        operator = Api(stack.url, "harbour", operator_token)
+        with Publisher(stack.url, "harbour", "voyage", publisher, state_dir=tmp_path / "copy") as trainer:
+            trainer.publish(arrays, step=0).wait_ready(60)
+            following = island(stack.url, operator, tmp_path, environment)
+            name = following.__enter__()
+            try:
+                eventually(lambda: at(operator, name) == 0)
+                assert "Backed up" in manage("backup", str(out), environment=environment)
+                for step in (1, 2):
+                    arrays["a"][step] ^= 1
+                    trainer.publish(arrays, step=step).wait_ready(60)
+                eventually(lambda: at(operator, name) == 2)
+                refused = subprocess.run(
+                    [sys.executable, "manage.py", "restore", str(out), "--replace"],
+                    cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                assert refused.returncode == 1 and "stop it" in refused.stderr
+                stack.stop()
+                said = manage("restore", str(out), "--replace", environment=environment)
+                assert "heads have generation" in said
+                with Stack(open_home, port, extra) as again:
+                    again.wait_ready(120)
+                    # It holds version 2, which the record has never heard of, and goes to what the new head names.
+                    marker = tmp_path / "store" / "marker.json"
+                    eventually(lambda: json.loads(marker.read_text())["version"] == 0)
+                    eventually(lambda: (found := row(operator, name)) and found["sync"]["state"] == "current")
+                    arrays["a"][7] ^= 1
+                    trainer.publish(arrays, step=3).wait_ready(60)
+                    eventually(lambda: at(operator, name) == 1)
+            finally:
+                following.__exit__(None, None, None)
+
+
+def filled(url: str, folder: Path) -> Server:
+    """A migrated database with one blob in a local store."""
+    environment = {**os.environ, "DATABASE_URL": url, "MAILBOAT_HOME": str(folder)}
+    manage("migrate", "-v0", environment=environment)
+    manage("create_project", "harbour", environment=environment)
+    ask = (
+        "import django; django.setup()\n"
+        "from controlplane.registry import services as s; from controlplane.registry.models import Project\n"
+        "run = s.create_run(Project.objects.get(), 'voyage', actor='test'); s.add_blob(run, b'weights')"
+    )
+    environment["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
+    subprocess.run([sys.executable, "-c", ask], cwd=CHECKOUT, env=environment, check=True)
+    return Server({key: str(value) for key, value in conninfo_to_dict(url).items()})
+
+
+def test_a_managed_database_comes_back_as_it_was(database: str, tmp_path: Path) -> None:
+    server, out = filled(database, tmp_path / "home"), tmp_path / "out"
+    store, secrets = tmp_path / "home" / "blobs", tmp_path / "home" / "secrets"
+    assert back_up(server, out, blobs=store, secrets=secrets)["copied"] == 1
+    assert back_up(server, out, blobs=store, secrets=secrets)["copied"] == 0
+    assert oct((out / "secrets" / "pepper").stat().st_mode)[-3:] == "600"
+    with pytest.raises(BackupError, match="not empty"):
+        restore(server, out, blobs=store, secrets=secrets, replace=False)
+    elsewhere = tmp_path / "elsewhere"
+    for _ in range(2):  # a database that was restored once can be restored again
+        restore(server, out, blobs=elsewhere / "blobs", secrets=elsewhere / "secrets", replace=True)
+        back_up(server, out, blobs=elsewhere / "blobs", secrets=elsewhere / "secrets")
+    with server.connect() as connection:
+        assert connection.execute("select slug from registry_project").fetchall() == [("harbour",)]
+    (blob,) = (elsewhere / "blobs").glob("runs/*/blobs/*")
+    assert blob.read_bytes() == b"weights"
+    blob.unlink()
+    with pytest.raises(BackupError, match="missing or damaged"):
+        back_up(server, tmp_path / "other", blobs=elsewhere / "blobs", secrets=secrets)
+    with pytest.raises(BackupError, match="no complete backup"):
+        restore(server, tmp_path / "other", blobs=store, secrets=secrets, replace=True)
+
+
+def test_a_backup_moves_to_the_next_major_version(database: str, open_home: Path, tmp_path: Path) -> None:
+    """From PostgreSQL 15 into the embedded 18, over data that an older embedded one left."""
+    server, out = filled(database, tmp_path / "home"), tmp_path / "out"
+    back_up(server, out, blobs=tmp_path / "home" / "blobs", secrets=tmp_path / "home" / "secrets")
+    with EmbeddedPostgres(open_home):
+        pass
+    (places(open_home).data / "PG_VERSION").write_text("17\n")
+    environment = {**os.environ, "MAILBOAT_HOME": str(open_home)}
+    assert "data.17" in manage("restore", str(out), environment=environment)
+    with EmbeddedPostgres(open_home) as postgres, psycopg.connect(postgres.url) as connection:
+        assert connection.execute("select slug from registry_project").fetchall() == [("harbour",)]
+        found = connection.execute("select generation from registry_channel").fetchall()
+        assert found and all(generation > 1_000_000 for (generation,) in found)
+    assert set_aside(open_home) is None
