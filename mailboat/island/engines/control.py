@@ -46,10 +46,12 @@ class Control:
 
     def _call(self, method: str, path: str, body: Any, seconds: float) -> Any:
         timeout = urllib3.Timeout(connect=min(5.0, seconds), read=seconds)
+        # A connection of its own for each call: after an error engines close theirs, and a call must not run into that.
+        headers = {"Connection": "close"} | ({} if body is None else {"Content-Type": "application/json"})
         try:
             response = self._pool.request(
                 method, self.url + path, body=None if body is None else json.dumps(body).encode(), timeout=timeout,
-                headers={"Content-Type": "application/json"} if body is not None else {},
+                headers=headers,
             )  # fmt: skip
             data = response.data
         except HTTPError as error:

@@ -33,6 +33,7 @@ class VllmServer:
         self._say = say
         self._folder: StagingFolder | None = None
         self._opened: str | None = None  # the inventory that the workers have mapped and proven
+        self._extended = False  # whether the workers have Mailboat's extension, as of the last load
         self._numbers = itertools.count(1)
         self._told = ""
 
@@ -108,8 +109,10 @@ class VllmServer:
         inventory = image.inventory
         if self._opened == inventory.digest:
             return True
+        self._extended = False
         try:
             self._collective("mailboat_hello", [])
+            self._extended = True
             if self._folder is None:
                 self._folder = StagingFolder()
             self._folder.write_inventory(inventory)
@@ -143,18 +146,8 @@ class VllmServer:
         self._opened = None
         path = {"weights_path": str(image.folder)}
         self._control.post("/collective_rpc", {"method": "reload_weights", "kwargs": path}, seconds=LEASE)
-        if self._extended():
+        if self._extended:
             self._collective("mailboat_repack", [], seconds=LEASE)
-
-    def _extended(self) -> bool:
-        """Whether the workers have Mailboat's extension."""
-        try:
-            self._collective("mailboat_hello", [])
-        except EngineUnreachable:
-            raise
-        except EngineError:
-            return False
-        return True
 
     def label(self, text: str) -> None:
         """`/update_weight_version`; builds without it have no label."""
