@@ -12,8 +12,6 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from mailboat.compiled import FIRST_LEVEL, HAZARDS, hazard_of
-
 Counts = npt.NDArray[np.int64]
 # A level is worth sending only where it saves more bits than it takes: changes coded with a hazard that is off by a
 # factor 2^(d/8) cost about 0.0054 d^2 bits too much each, and a level takes about three bits.
@@ -61,6 +59,8 @@ class Profile:
 
 def profile_of(counts: Counts) -> Profile:
     """The profile for counts of elements (row 0) and of changed elements (row 1) by class; some must have changed."""
+    from mailboat.compiled import FIRST_LEVEL, hazard_of  # who only reads about patches does not wait for Numba
+
     changed = counts[1]
     elements = np.maximum(counts[0], changed)
     shares = (changed << 32) // np.maximum(elements, 1)
@@ -84,6 +84,8 @@ def profile_of(counts: Counts) -> Profile:
 @cache
 def _limits() -> Counts:
     """For each two neighbouring levels the share of changes in 2^-32, above which the higher one fits better."""
+    from mailboat.compiled import HAZARDS, hazard_of
+
     return np.array([_share(hazard_of(level, 1)) for level in range(HAZARDS - 1)], np.int64)
 
 
