@@ -23,6 +23,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 from urllib3.response import BaseHTTPResponse
 
+from mailboat import __version__
 from mailboat.errors import ApiError, Conflict, MailboatError, NotFound, Unauthorised, Unreachable
 from mailboat.manifest import Envelope
 from mailboat.replies import (
@@ -221,6 +222,18 @@ class Api:
         """Answers a verify challenge."""
         self._json("POST", _path("islands", island, "challenges", challenge), answer)
 
+    def probe(self, path: str) -> BaseHTTPResponse:
+        """One look at an address of the server outside projects, whatever its status. Raises Unreachable."""
+        headers = {"Accept": "application/json", "User-Agent": f"mailboat/{__version__}"}
+        every = range(200, 600)
+        return self._once("GET", f"{self.server}/{path}", None, headers, self._timeout, stream=False, accept=every)
+
+    # -- whoever asks
+
+    def caller(self) -> Mapping[str, Any]:
+        """What the server makes of this token: ``{role, actor, run, island, expires_at, server_version}``."""
+        return self._object("GET", "caller")
+
     # -- operators
 
     def create_enrolment_token(self, run: str, name: str, **about: str | bool) -> Mapping[str, Any]:
@@ -275,7 +288,7 @@ class Api:
     ) -> BaseHTTPResponse:
         """Makes one call; returns its answer when it is a success or one of ``accept``, else raises a typed error."""
         url = f"{self._base}/{path}" + (f"?{urlencode(query)}" if query else "")
-        sent = {"Accept": "application/json", "User-Agent": "mailboat", **(headers or {})}
+        sent = {"Accept": "application/json", "User-Agent": f"mailboat/{__version__}", **(headers or {})}
         if self.token:
             sent["Authorization"] = f"Bearer {self.token}"
         tries = self.attempts if retry else 1

@@ -131,7 +131,8 @@ class Heartbeat(IslandView):
         row, body = self.island(island), self.body(request, accept.Heartbeat)
         holder: Any = request.user  # a TokenHolder: only islands come here
         body["digest"], body["reason"] = body["digest"] or "", body["reason"] or ""
-        commands = services.heartbeat(row, **body)
+        agent = request.headers.get("User-Agent", "").partition("mailboat/")[2]
+        commands = services.heartbeat(row, **body, agent_version=agent)
         answer = {
             "commands": commands,
             "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,

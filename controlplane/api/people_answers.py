@@ -28,6 +28,17 @@ class Token(drf.Serializer):
     rotated_from = drf.CharField(allow_null=True)
 
 
+class Caller(drf.Serializer):
+    """Who asks."""
+
+    role = drf.CharField()
+    actor = drf.CharField()
+    run = drf.CharField(allow_null=True)
+    island = drf.CharField(allow_null=True)
+    expires_at = drf.DateTimeField(allow_null=True)
+    server_version = drf.CharField()
+
+
 class TokenOnce(Token):
     """An API token with its secret, which is shown once: a repeated answer is without it."""
 

@@ -9,6 +9,7 @@ from controlplane.api import audit_views, fleet_views, order_views, people_views
 ISLAND = "islands/<uuid:island>"
 
 project = [
+    path("caller", people_views.Caller.as_view()),
     path("members", people_views.Members.as_view()),
     path("members/<int:user>", people_views.MemberDetail.as_view()),
     path("tokens", people_views.Tokens.as_view()),

@@ -15,16 +15,41 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.accounts import selectors, services, sessions
-from controlplane.accounts.principals import ADMINS, PEOPLE
+from controlplane.accounts.principals import ADMINS, FOLLOWERS, PEOPLE
 from controlplane.api import paging, people_answers
 from controlplane.api import people_representations as show
 from controlplane.api import people_serializers as accept
 from controlplane.api.answers import page_of
-from controlplane.api.authentication import PersonAuthentication
+from controlplane.api.authentication import PersonAuthentication, TokenHolder
 from controlplane.api.repeating import PARAMETER, repeatable
+from controlplane.api.representations import moment
 from controlplane.api.views import ProjectView
 from controlplane.registry import clock
 from controlplane.registry import selectors as registry
+from mailboat import __version__
+
+
+class Caller(ProjectView):
+    """Whoever asks, so that `mailboat doctor` can tell whether a token works, and what for."""
+
+    roles = {"GET": FOLLOWERS}
+    open_to_scoped = True
+
+    @extend_schema(responses=people_answers.Caller)
+    def get(self, request: Request, project: str) -> Response:
+        """Role, name, and what a token is bound to."""
+        user: Any = request.user
+        token = user.token if isinstance(user, TokenHolder) else None
+        return Response(
+            {
+                "role": self.caller.role,
+                "actor": self.caller.actor,
+                "run": None if self.caller.run is None else self.caller.run.name,
+                "island": None if self.caller.island is None else self.caller.island.name,
+                "expires_at": None if token is None else moment(token.expires_at),
+                "server_version": __version__,
+            }
+        )
 
 
 class Members(ProjectView):

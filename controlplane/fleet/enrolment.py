@@ -22,12 +22,21 @@ from controlplane.audit import services as audit
 from controlplane.fleet.models import EnrolmentToken, Island
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Channel, Run
+from mailboat import __version__
+from mailboat.compatibility import neighbours
 from mailboat.identity import fingerprint, proves_enrolment
 
 ENROLMENT_LIFETIME = timedelta(hours=24)
 SELF_ENROLMENT_LIFETIME = timedelta(days=30)
 LONGEST_NAME = 60
 MOST_PENDING = 500  # per project: a stolen key can't fill the list for ever
+
+
+class AgentIncompatible(Refusal):
+    """The island is too old, or too new, for this control plane."""
+
+    status = 426
+    code = "agent_incompatible"
 
 
 class EnrolmentInvalid(Refusal):
@@ -143,9 +152,14 @@ def enrol(
     approves its public key. While it is pending, enrolling again with the same key gives the same island a new
     credential (the answer may have been lost).
 
-    Raises EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists`, `key_not_proven`, `too_many_pending`. A
-    used token leaves a trace in the audit log.
+    Raises AgentIncompatible, EnrolmentInvalid, EnrolmentUsed, KeyTaken, Refusal `island_exists`, `key_not_proven`,
+    `too_many_pending`. A used token leaves a trace in the audit log.
     """
+    if not neighbours(agent_version, __version__):
+        raise AgentIncompatible(
+            f"An island of release {agent_version} does not work with this control plane ({__version__}); "
+            "install the release of the control plane, or the one before."
+        )
     applicant = Applicant(name, engine, agent_version, cores, codecs, hostname, public_key, signature)
     token = _offered(project_slug, plaintext)
     if (public_key or token.reusable) and not proves_enrolment(public_key, signature, project_slug, plaintext):

@@ -79,6 +79,7 @@ def heartbeat(
     reason: str,
     time: float | None = None,
     active_requests: int | None = None,
+    agent_version: str = "",
 ) -> list[dict[str, Any]]:
     """Records what an island says of itself, and returns the questions for it. `standing` has its orders."""
     skew = None if time is None else round(time - clock.now().timestamp(), 3)
@@ -91,6 +92,7 @@ def heartbeat(
         last_seen_at=Now(),
         clock_skew_seconds=skew,
         active_requests=active_requests,
+        **({"agent_version": agent_version[:40]} if agent_version else {}),  # it may have been upgraded
     )
     return [
         {
