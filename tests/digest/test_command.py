@@ -50,7 +50,7 @@ def test_help_names_every_command() -> None:
     done = _run("--help")
     assert done.returncode == 0
     lines = done.stdout.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith("   ")] == [  # deeper lines go on with a description
+    assert [line.split()[0] for line in lines if not line.startswith("   ")] == [  # the rest wraps
         "digest", "patch", "quantise", "publish", "island", "status", "doctor"
     ]  # fmt: skip
 

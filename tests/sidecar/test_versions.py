@@ -115,8 +115,10 @@ def test_a36_drain_resets_instead_of_salting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "extension"), KINDS)
 def test_a37_a_deep_backlog_survives_a_commit(kind: str, extension: bool, tmp_path: Path) -> None:
     with station([ContractEngine(kind, extension=extension)], tmp_path) as running:
+        running.engine.token_seconds = 1  # nobody ends before all are there
         streams = [Stream(running, 40) for _ in range(30)]
         eventually(lambda: len(running.engine.resident) == 30)
+        running.engine.token_seconds = 0.004
         running.step()
         for stream in streams:
             assert json.loads(stream.rest()[-2])["choices"][0]["finish_reason"] == "stop"
