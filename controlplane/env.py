@@ -19,6 +19,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"0", "false", "no", "off", ""})
 SECRET_CHARACTERS = 64
+BLOB_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"})
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  it is about the deployment, not the program
@@ -168,6 +169,17 @@ def checkpoint_roots() -> tuple[Path, ...]:
 def blob_root() -> Path:
     """The folder of the local blob store."""
     return Path(text("MAILBOAT_BLOB_ROOT", str(home() / "blobs"))).expanduser().absolute()
+
+
+def blob_url() -> str:
+    """The object store; empty: the local folder."""
+    url = text("MAILBOAT_BLOB_URL")
+    parts = urlsplit(url)
+    if url and (parts.scheme not in BLOB_SCHEMES or not (parts.netloc or parts.path.strip("/"))):
+        raise EnvironmentProblem(
+            "MAILBOAT_BLOB_URL must read s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER."
+        )
+    return url
 
 
 def names(name: str, default: str) -> list[str]:

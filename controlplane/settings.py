@@ -19,7 +19,7 @@ try:
     MAILBOAT_HOME = env.home()
     MAILBOAT_PEPPERS = env.peppers()
     MAILBOAT_BLOB_ROOT = env.blob_root()
-    MAILBOAT_BLOB_URL = env.text("MAILBOAT_BLOB_URL")
+    MAILBOAT_BLOB_URL = env.blob_url()
     MAILBOAT_CHECKPOINT_ROOTS = env.checkpoint_roots()
     MAILBOAT_PUBLIC_URL = env.text("MAILBOAT_PUBLIC_URL", "http://127.0.0.1:8000").rstrip("/")
     MAILBOAT_METRICS_TOKEN = env.secret("MAILBOAT_METRICS_TOKEN")
