@@ -97,9 +97,8 @@ def backlog(load: Load, step: Any) -> None:
 
 def kill_in_commit(engine: Vllm, rig: Rig, sidecar: Any) -> bool:
     """Kills the engine while a version is committed; whether the sidecar then gives it no traffic."""
-    threading.Timer(0.15, engine.kill).start()
     try:
-        rig.step(sidecar)
+        rig.step(sidecar, threading.Timer(0.1, engine.kill).start)
     except MailboatError as error:
         say(f"the killed commit: {error}")
     engine.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class Rig:
         """The version that the image holds."""
         return Applied("engines", "run-of-engines", 0, self.number, self.image.digest)
 
-    def step(self, sidecar: Sidecar) -> None:
+    def step(self, sidecar: Sidecar, at_commit: Callable[[], object] = lambda: None) -> None:
         """A patch of 0.2 % of all elements, by a few units in the last place, and its commit."""
         arrays, dtypes = {}, {}
         for index, tensor in enumerate(self.image.inventory.tensors):
@@ -60,6 +61,7 @@ class Rig:
         try:
             number = self.number + 1
             applied = Applied("engines", "run-of-engines", 0, number, overlay.target.digest)
+            at_commit()
             sidecar.engine.commit(self.image, overlay, applied)
             self.number = number
         finally:
