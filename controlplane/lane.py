@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -34,7 +35,10 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 THREADS = 10  # and as many connections; the interpreter runs one of them at a time
-LOOKERS = 2
+LOOKERS = 1
+# How long a thread may compute while another waits for the interpreter. A request waits for the database half a dozen
+# times, and at Python's 5 ms it would stand behind every busy thread each time.
+SWITCH_SECONDS = 0.0005
 KEEP_SECONDS = 300  # then a connection is made anew, so that a server process of PostgreSQL does not grow for ever
 
 
@@ -45,6 +49,7 @@ class Lane(ASGIHandler):
         BaseHandler.__init__(self)
         self.load_middleware(is_async=False)
         self._executors: dict[int, ThreadPoolExecutor] = {}
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._connections: list[Any] = []
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

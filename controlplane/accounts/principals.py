@@ -45,7 +45,8 @@ def island_of(token: Token) -> Island | None:
         return None
     held = Q(token=token) | Q(next_token=token)
     known = Island.objects.select_related("run", "channel", "pin")
-    return known.defer("channel__head_envelope", "pin__head_envelope").filter(held).first()
+    found = known.defer("channel__head_envelope", "pin__head_envelope").filter(held)
+    return next(iter(found.order_by()[:1]), None)
 
 
 Stamp = tuple[object, ...]

@@ -95,7 +95,7 @@ def version(run: Run, number: int) -> Version:
 
 def channel(run: Run, name: str) -> Channel:
     """A channel; its version is read when it is asked for, since whoever waits for a head does not. Raises Missing."""
-    found = Channel.objects.filter(run=run, name=name).first()
+    found = next(iter(Channel.objects.filter(run=run, name=name).order_by()[:1]), None)
     if found is None:
         raise Missing(f"There is no channel {name} in this run.")
     found.run = run
