@@ -35,7 +35,13 @@ class Finding:
     key: str
     badge: Badge
     what: str
-    address: str
+    page: str
+    place: tuple[object, ...]
+
+    @property
+    def address(self) -> str:
+        """The page to look at; worked out for those that are shown, not for every island that is behind."""
+        return reverse(self.page, args=self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,8 @@ def _about_island(project: Project, row: Standing) -> Iterator[Finding]:
     """What is wrong with one island."""
 
     def finding(kind: str, shown: Badge) -> Finding:
-        address = reverse("dashboard:island", args=[project.slug, row.island.id])
-        return Finding(f"{kind}-{row.island.name}", shown, row.island.name, address)
+        place = (project.slug, row.island.id)
+        return Finding(f"{kind}-{row.island.name}", shown, row.island.name, "dashboard:island", place)
 
     if row.health == Health.LOST:
         yield finding("lost", badge(badges.HEALTH, row.health, health_reason(row)))
@@ -124,7 +130,8 @@ def _failed_ends(project: Project) -> Iterator[Finding]:
             f"version-{version.pk}",
             Badge("Version failed", "lost", "bad", version.reason),
             f"{version.run.name} v{version.number}",
-            reverse("dashboard:version", args=[project.slug, version.run.name, version.number]),
+            "dashboard:version",
+            (project.slug, version.run.name, version.number),
         )
 
 
@@ -145,7 +152,8 @@ def _unchanged(project: Project) -> Iterator[Finding]:
                 f"unchanged-{run.pk}",
                 Badge("Nothing changes", "ask", "warn", words),
                 run.name,
-                reverse("dashboard:run", args=[project.slug, run.name]),
+                "dashboard:run",
+                (project.slug, run.name),
             )
 
 
@@ -153,12 +161,10 @@ def _expiring(project: Project) -> Iterator[Finding]:
     """Credentials that end within two weeks."""
     for token in accounts.expiring(project)[: SHOWN + 1]:
         island = getattr(token, "island", None)
-        address = (
-            reverse("dashboard:island", args=[project.slug, island.pk])
-            if island
-            else reverse("dashboard:tokens", args=[project.slug])
-        )
+        place: tuple[str, tuple[object, ...]] = ("dashboard:tokens", (project.slug,))
+        if island:
+            place = ("dashboard:island", (project.slug, island.pk))
         what = f"island {island.name}" if island else f"{token.role} token {token.name}"
         assert token.expires_at is not None  # noqa: S101  the selector asks for it
         words = f"It opens nothing after {token.expires_at:%-d %b %Y, %H:%M} UTC; rotate it before."
-        yield Finding(f"expiring-{token.pk}", Badge("Credential expires", "clock", "warn", words), what, address)
+        yield Finding(f"expiring-{token.pk}", Badge("Credential expires", "clock", "warn", words), what, *place)
