@@ -82,7 +82,9 @@ def test_a_lone_file_is_a_checkpoint_too(run: Any, allowed: Path) -> None:
     assert (zero.state, zero.state_digest) == ("ready", measure(lone).digest), job_of(zero).error
 
 
-def test_a_link_that_leads_outside_since_the_commit_is_refused(run: Any, allowed: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_outside_since_the_commit_is_refused(
+    run: Any, allowed: Path, home: Path, tmp_path: Path
+) -> None:
     inside = write(first(), allowed / "0")
     version = commit(run, inside, 0)
     outside = write(first(9), tmp_path / "secret")
@@ -93,7 +95,7 @@ def test_a_link_that_leads_outside_since_the_commit_is_refused(run: Any, allowed
     work_on(version)
     assert version.state == "failed"
     assert "MAILBOAT_CHECKPOINT_ROOTS" in version.reason
-    assert not (Path(os.environ["MAILBOAT_HOME"]) / "copies" / str(run.pk)).exists()
+    assert not (home / "copies" / str(run.pk)).exists()
 
 
 def test_a22_a_checkpoint_that_changes_while_it_is_read_fails(
