@@ -70,8 +70,9 @@ def test_a50_a_lost_message_is_sent_again_by_the_sweeper(run: Any, start_worker:
     from controlplane.jobs.models import Job
     from workers.sweep import sweep
 
+    enqueue(run, "before")  # the first message makes the queue
     with connection.cursor() as cursor:
-        cursor.execute("select pgmq.purge_queue('publish')")  # what a worker of another test was killed with
+        cursor.execute("select pgmq.purge_queue('publish')")  # also what a worker of another test was killed with
         job = enqueue(run)
         cursor.execute("select pgmq.purge_queue('publish')")
         assert cursor.fetchone()[0] == 1
