@@ -37,6 +37,5 @@ class Codes:
 E4M3 = Codes(shift=20, first=121)
 E2M1 = Codes(shift=22, first=127)
 
-# Group formats: kind -> group size (0: the caller's).
+# Group formats.
 NVFP4, MXFP4, INT4 = 0, 1, 2
-GROUPS = {NVFP4: 16, MXFP4: 32}

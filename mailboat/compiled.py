@@ -1,6 +1,7 @@
-"""All compiled code of the library, in one module.
+"""The compiled code of sums and patches, in one module.
 
-Numba's cache does not notice edits in a callee of another module, so nothing compiled may live elsewhere.  Every
+Numba's cache does not notice edits in a callee of another module, so nothing here may call compiled code elsewhere, nor
+be called by it (the quantisers' is as self-contained, in `mailboat.quantise.compiled`).  Every
 function has an explicit signature (NumPy's promotion of uint64 with int64 to float64 must never happen), releases the
 GIL and is cached.  Kernels trust their arguments: callers check sizes, kernels never do.
 """
@@ -573,7 +574,6 @@ _SPLIT = np.uint64(3 << 21)
 _PER_EVENT = np.uint64(PER_EVENT)
 _LEAST_SCALE, _MOST_SCALE = np.uint64(1 << 8), np.uint64(1 << 24)
 _EXPOSURE_LIMIT, _EVENT_LIMIT = np.uint64(1 << 29), np.uint64(1 << 20)
-_WORDS = types.uint64[::1]
 _CODES = types.uint32[::1]
 _STATE3 = _tuple((types.uint64,) * 3)
 _STATE4 = _tuple((types.uint64,) * 4)

@@ -6,7 +6,6 @@ versions (number, parent, epoch) is decided by `registry.services` under the loc
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Submission:
     @property
     def manifest_sha256(self) -> str:
         """What heads and plans call the manifest by."""
-        return hashlib.sha256(self.payload).hexdigest()
+        return self.manifest.sha256
 
     @property
     def anchor_json(self) -> list[dict[str, Any]] | None:

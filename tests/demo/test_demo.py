@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 400
 
@@ -28,12 +30,6 @@ def demo_home(tmp_path: Path) -> Iterator[Path]:
         if str(tmp_path) in " ".join(p.info["cmdline"] or [])
     ]
     assert not leftovers
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def demo(home: Path, *arguments: str) -> subprocess.Popen[str]:

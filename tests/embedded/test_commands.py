@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import free_port
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -46,7 +48,7 @@ def test_ctrl_c_is_heard_where_the_shell_has_it_ignored(tmp_path: Path) -> None:
     """As `manage.py up &` in a script."""
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     process = subprocess.Popen(
-        [sys.executable, "-c", _DEAF, sys.executable, "manage.py", "up", "--port", str(_free_port())], cwd=CHECKOUT,
+        [sys.executable, "-c", _DEAF, sys.executable, "manage.py", "up", "--port", str(free_port())], cwd=CHECKOUT,
         env={**environment, "MAILBOAT_HOME": str(tmp_path / "home")}, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
@@ -63,10 +65,3 @@ def test_ctrl_c_is_heard_where_the_shell_has_it_ignored(tmp_path: Path) -> None:
 
 
 _DEAF = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

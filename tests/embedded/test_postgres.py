@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -26,6 +26,7 @@ from controlplane.embedded.postgres import (
     remove,
     socket_dir,
 )
+from tests.waiting import eventually
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
@@ -55,13 +56,6 @@ def ask(home: Path, sql: str) -> object:
     with psycopg.connect(database_url(home)) as connection:
         row = connection.execute(sql).fetchone()
         return row and row[0]
-
-
-def eventually(check: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def main_process(home: Path) -> int:

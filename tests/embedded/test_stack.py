@@ -10,10 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -21,6 +19,9 @@ import pytest
 from controlplane.embedded import guard
 from controlplane.embedded.postgres import database_url, places, remove
 from controlplane.embedded.stack import Stack, StackError
+from tests.waiting import patient
+
+eventually = patient(40.0)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -45,14 +46,6 @@ def open_home() -> Iterator[Path]:
 def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def eventually(check: Callable[[], Any], seconds: float = 40.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return answer
 
 
 def get(port: int, path: str) -> int:

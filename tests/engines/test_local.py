@@ -24,7 +24,8 @@ from mailboat.island.sidecar.types import Applied
 from mailboat.island.stop import Stop
 from mailboat.patch.build import build_patch
 from tests.engines.models import tiny_llama
-from tests.sidecar.harness import eventually, in_background
+from tests.sidecar.harness import in_background
+from tests.waiting import eventually
 
 
 class Bench:

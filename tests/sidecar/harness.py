@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,14 +188,6 @@ def station(engines: list[ContractEngine], folder: Path, **options: Any) -> Iter
         stack.callback(running.close)
         running.seed()
         yield running
-
-
-def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return answer
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

@@ -18,7 +18,8 @@ from mailboat.island.engines import control, vllm
 from mailboat.island.engines.engine import EngineError
 from mailboat.island.sidecar.gate import CommitDeferred
 from tests.engines.contract_engine import ContractEngine
-from tests.sidecar.harness import Station, Stream, eventually, in_background, station
+from tests.sidecar.harness import Station, Stream, in_background, station
+from tests.waiting import eventually
 
 FAILURES = [
     ("vllm", True, "mailboat_write", "500"),

@@ -13,7 +13,8 @@ import pytest
 from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.types import CommitMode
 from tests.engines.contract_engine import ContractEngine
-from tests.sidecar.harness import Station, Stream, eventually, in_background, station
+from tests.sidecar.harness import Station, Stream, in_background, station
+from tests.waiting import eventually
 
 KINDS = [("vllm", True), ("vllm", False), ("sglang", False)]
 

@@ -10,9 +10,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,9 @@ from controlplane.embedded.stack import Stack
 from mailboat.client import Api
 from mailboat.trainer import Publisher
 from tests import peers
+from tests.waiting import patient
+
+eventually = patient(90.0)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -160,11 +162,3 @@ def at(operator: Api, name: str) -> Any:
 def finished(operator: Api, kind: str, **params: Any) -> Any:
     job = operator.create_job(kind, **params)
     return eventually(lambda: (found := operator.job(str(job["id"])))["finished_at"] and found)
-
-
-def eventually(check: Callable[[], Any], seconds: float = 90.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-    return answer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,9 @@ from mailboat.digest import measure
 from mailboat.errors import Conflict, InventoryMismatch, NotFound, Unauthorised
 from mailboat.trainer import Publisher
 from tests.island.fleet import held_state, island
+from tests.waiting import patient
+
+eventually = patient(30.0)
 
 RUNNING: list[threading.Thread] = []
 
@@ -74,15 +76,6 @@ class Harbour:
         """A job's end."""
         job = self.operator.create_job(kind, **params)
         return eventually(lambda: (row := self.operator.job(str(job["id"])))["finished_at"] and row)
-
-
-def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true answer; fails when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return answer
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import patient
+
+eventually = patient(30.0)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -86,12 +89,3 @@ def start_worker(run: Any, database_url: str, home: Path, settings: Any) -> Iter
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true answer of `check`; fails when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return answer

@@ -19,8 +19,6 @@ from mailboat.island.engines.control import LEASE, Control, NoSuchRoute
 from mailboat.island.engines.engine import EngineError, EngineRefused, EngineUnreachable, Look, Staged
 from mailboat.island.engines.staging import StagingFolder
 
-_PROTOCOL = 1
-
 
 class VllmServer:
     """One vLLM server. ``say`` hears which way it is driven and why."""
