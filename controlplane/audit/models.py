@@ -1,4 +1,4 @@
-"""The audit log. Rows are added, never changed."""
+"""The audit log. Rows are added, never changed and never removed: a trigger refuses both, for everybody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Entry(models.Model):
     """One change: who did what to what, and how it looked before and after."""
 
     at = models.DateTimeField(db_default=Now())
-    project = models.ForeignKey("registry.Project", on_delete=models.CASCADE, null=True, related_name="audit_entries")
+    project = models.ForeignKey("registry.Project", on_delete=models.PROTECT, null=True, related_name="audit_entries")
     actor = models.CharField(max_length=120)
     action = models.CharField(max_length=60)
     target = models.CharField(max_length=200)

@@ -52,12 +52,13 @@ def test_every_migration_can_be_undone() -> None:
 def test_the_triggers_are_there() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgrelid::regclass::text LIKE 'registry_%'"
+            "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgrelid::regclass::text ~ '^(registry|audit)_'"
         )
         found = {name for (name,) in cursor.fetchall()}
     tables = ("version", "patch", "patchpart", "anchor", "inventory", "epoch", "blob")
     assert {f"{table}_kept" for table in tables} <= found
     assert {"version_content", "patch_content", "channel_rises", "blob_unchanged", "anchor_unchanged"} <= found
+    assert "entry_append_only" in found
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.label)

@@ -9,18 +9,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, transaction
+from django.db.models import ProtectedError
 
 from controlplane.accounts import services as accounts
 from controlplane.audit import selectors, services
 from controlplane.audit.models import Entry
 from controlplane.audit.selectors import Filter
 from controlplane.registry.models import Project, Run
+from controlplane.registry.retention import removing
 from tests.controlplane.conftest import enrol
 
 
 @pytest.fixture
 def log(project: Project, foreign: Project) -> list[Entry]:
-    Entry.objects.all().delete()
     made = [
         services.record(project, "ada", "island.drain", "island porto", before={"drain_until": None}, after={"a": 1}),
         services.record(project, "bob", "island.pin", "island oslo", after={"version": 3}),
@@ -46,16 +48,35 @@ def log(project: Project, foreign: Project) -> list[Entry]:
     ],
 )
 def test_filters(project: Project, log: list[Entry], chosen: Filter, expected: list[int]) -> None:
-    assert [entry.pk for entry in selectors.entries(project, chosen)] == [log[index].pk for index in expected]
+    mine = {entry.pk for entry in log}  # making the project left an entry too
+    found = [entry.pk for entry in selectors.entries(project, chosen) if entry.pk in mine]
+    assert found == [log[index].pk for index in expected]
 
 
 def test_times_bound_the_log(project: Project, log: list[Entry]) -> None:
-    Entry.objects.filter(pk=log[0].pk).update(at=log[0].at - timedelta(days=1))
-    since = log[1].at - timedelta(seconds=1)
-    assert selectors.entries(project, Filter(since=since)).count() == 2
-    assert selectors.entries(project, Filter(until=since)).get().pk == log[0].pk
-    assert selectors.actors(project) == ["ada", "bob"]
-    assert selectors.actions(project) == ["island.drain", "island.pin", "token.create"]
+    old = Entry.objects.create(project=project, actor="ada", action="a.b", target="x", at=log[1].at - timedelta(days=1))
+    since = log[1].at - timedelta(hours=1)
+    assert [entry.pk for entry in selectors.entries(project, Filter(since=since))][:3] == [e.pk for e in log[::-1]]
+    assert selectors.entries(project, Filter(until=since)).get().pk == old.pk
+    assert {"ada", "bob"} <= set(selectors.actors(project)) and "eve" not in selectors.actors(project)
+    assert {"a.b", "island.drain", "island.pin", "token.create"} <= set(selectors.actions(project))
+
+
+def test_entries_are_added_and_nothing_else(project: Project, log: list[Entry]) -> None:
+    rows = Entry.objects.filter(project=project)
+    for attempt in (
+        lambda: rows.update(actor="nobody"),
+        lambda: rows.update(at=log[0].at),
+        lambda: rows.delete(),
+        lambda: rows._raw_delete("default"),
+    ):
+        with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+            attempt()
+        with removing(), pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+            attempt()
+    with pytest.raises(ProtectedError), transaction.atomic():
+        project.delete()
+    assert [entry.actor for entry in selectors.entries(project)][:3] == ["ada", "bob", "ada"]
 
 
 def body(answer: Any) -> str:
