@@ -60,6 +60,11 @@ class Island(models.Model):
     hostname = models.CharField(max_length=120, blank=True)
     cores = models.PositiveIntegerField(null=True)
     codecs = models.JSONField(default=list)
+    # Measured by the island itself; what its plans are made for.
+    link_bytes_per_second = models.BigIntegerField(null=True)
+    apply_bytes_per_second = models.BigIntegerField(null=True)
+    trusted_keys = models.JSONField(default=list)  # public keys of publishers (hex) that it was started with
+    members = models.JSONField(default=list)  # member hosts: {name, version, phase, reason}
     token = models.OneToOneField("accounts.Token", on_delete=models.SET_NULL, null=True, related_name="island")
     # The credential that is to take the place of `token`: each heartbeat hands out its newest secret until it is used.
     next_token = models.OneToOneField(
@@ -88,6 +93,9 @@ class Island(models.Model):
     # Why the last sync was not accepted; empty once one was.
     last_error = models.TextField(blank=True)
     disabled_reason = models.TextField(blank=True)
+    # What it refused as forged, replayed or expired; stays until it accepts a head again.
+    alarm = models.TextField(blank=True)
+    alarm_at = models.DateTimeField(null=True)
     # What a verified sync report proved against the record: the only meaning of "at version N".
     verified_version = models.ForeignKey(
         "registry.Version", on_delete=models.SET_NULL, null=True, related_name="islands"
@@ -143,6 +151,38 @@ class SyncReport(models.Model):
 
     def __str__(self) -> str:
         return f"{self.island} {self.outcome} {self.to_version}"
+
+
+class Breach(models.Model):
+    """An island that was further behind its channel than the run's staleness budget allows, from when to when."""
+
+    class Kind(models.TextChoices):
+        """Which of the two limits."""
+
+        VERSIONS = "versions"
+        SECONDS = "seconds"
+
+    run = models.ForeignKey("registry.Run", on_delete=models.CASCADE, related_name="breaches")
+    island = models.ForeignKey(Island, on_delete=models.CASCADE, related_name="breaches")
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    limit = models.PositiveIntegerField()
+    worst = models.PositiveBigIntegerField()
+    began_at = models.DateTimeField(db_default=Now())
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        """At most one goes on per island and limit."""
+
+        ordering = ["-began_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["island", "kind"], condition=models.Q(ended_at__isnull=True), name="breach_open_once"
+            ),
+        ]
+        verbose_name_plural = "breaches"
+
+    def __str__(self) -> str:
+        return f"{self.island} beyond {self.limit} {self.kind}"
 
 
 class Challenge(models.Model):

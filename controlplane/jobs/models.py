@@ -24,6 +24,10 @@ class Job(models.Model):
         VALIDATE = "validate"
         REPLAY = "replay"
         VERIFY = "verify"
+        MERGE = "merge"
+        ANCHOR = "anchor"
+        COLLECT = "collect"
+        DERIVE = "derive"
 
     class State(models.TextChoices):
         """Where the work stands."""

@@ -34,6 +34,7 @@ class Run(models.Model):
         """When the channel `latest` moves."""
 
         VALIDATED = "validated"
+        COMMITTED = "committed"  # at once; the validation follows, and a failed one takes the head back
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
@@ -44,9 +45,13 @@ class Run(models.Model):
     keep_versions = models.PositiveIntegerField(null=True)
     keep_days = models.PositiveIntegerField(null=True)
     anchor_every = models.PositiveIntegerField(null=True)
+    merge_up_to = models.PositiveIntegerField(default=256)  # longest aligned span merged ahead of need; 0: none
     staleness_versions = models.PositiveIntegerField(null=True)
     staleness_seconds = models.PositiveIntegerField(null=True)
     revision = models.PositiveBigIntegerField(default=1)  # raised by every edit of the settings
+    # A derived run serves another run's versions in another format; a worker publishes them, number for number.
+    source = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="derived")
+    quantiser = models.JSONField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -56,6 +61,11 @@ class Run(models.Model):
             models.UniqueConstraint(fields=["project", "name"], name="run_name_once"),
             models.CheckConstraint(
                 condition=~Q(keep_versions=0) & ~Q(keep_days=0) & ~Q(anchor_every=0), name="run_limits_are_positive"
+            ),
+            models.CheckConstraint(
+                condition=Q(source__isnull=True, quantiser__isnull=True)
+                | Q(source__isnull=False, quantiser__isnull=False),
+                name="run_derived_has_quantiser",
             ),
         ]
 
@@ -133,6 +143,7 @@ class Epoch(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="epochs")
     number = models.PositiveIntegerField()
     from_version = models.ForeignKey("Version", on_delete=models.PROTECT, null=True, related_name="epochs_begun")
+    from_state = models.CharField(max_length=64, blank=True)  # what the trainer resumed from; may match no version
     reason = models.CharField(max_length=300, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
@@ -164,6 +175,8 @@ class Version(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="versions")
     epoch = models.ForeignKey(Epoch, on_delete=models.PROTECT, related_name="versions")
     number = models.BigIntegerField()
+    # Of a derived run: the version of its source that this one serves in another format.
+    source = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="derived")
     parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children")
     state = models.CharField(max_length=12, choices=State.choices, default=State.COMMITTED)
     reason = models.TextField(blank=True)
@@ -185,6 +198,7 @@ class Version(models.Model):
     statistics = models.ForeignKey(Blob, on_delete=models.PROTECT, null=True, related_name="+")
     committed_at = models.DateTimeField(db_default=Now())
     ready_at = models.DateTimeField(null=True)
+    retired_at = models.DateTimeField(null=True)
 
     class Meta:
         """Numbers never repeat within a run."""
@@ -220,14 +234,18 @@ class Patch(models.Model):
     class Kind(models.TextChoices):
         """How the two versions lie to each other."""
 
-        STEP = "step"
+        STEP = "step"  # between neighbours, the publisher's own
+        MERGED = "merged"  # over several versions; made by a worker
+        REVERSE = "reverse"  # back to an older version; made by a worker
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="patches")
     from_version = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="patches_out")
     to_version = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="patches_in")
     kind = models.CharField(max_length=8, choices=Kind.choices, default=Kind.STEP)
     bytes = models.BigIntegerField()
+    changed = models.BigIntegerField(null=True)
     codecs = models.CharField(max_length=80, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         """One patch per pair and kind."""
@@ -260,16 +278,18 @@ class PatchPart(models.Model):
 
 
 class Anchor(models.Model):
-    """A full checkpoint of one version, as blobs of the run."""
+    """A full checkpoint of one version: blobs of the run, or files that lie elsewhere under `uri`."""
 
     class Kind(models.TextChoices):
         """Where the bytes came from."""
 
         UPLOAD = "upload"
+        BUILT = "built"  # by a worker
         REFERENCE = "reference"
 
     version = models.OneToOneField(Version, on_delete=models.CASCADE, related_name="anchor")
     kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.UPLOAD)
+    uri = models.TextField(blank=True)
     files = models.JSONField()
     bytes = models.BigIntegerField()
 
@@ -307,3 +327,79 @@ class Channel(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run}/{self.name}"
+
+
+class RunKey(models.Model):
+    """A publisher's Ed25519 public key. Once a run has one, commits need the signature of one that is not revoked."""
+
+    class Kind(models.TextChoices):
+        """Whose key it is."""
+
+        PUBLISHER = "publisher"
+        DERIVED = "derived"  # of the worker that quantises; islands have to opt in to it
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="keys")
+    kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.PUBLISHER)
+    public_key = models.CharField(max_length=64)
+    name = models.CharField(max_length=80)
+    created_by = models.CharField(max_length=120)
+    created_at = models.DateTimeField(db_default=Now())
+    revoked_at = models.DateTimeField(null=True)
+    revoked_by = models.CharField(max_length=120, blank=True)
+    revoked_reason = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        """A key that was revoked never comes back."""
+
+        ordering = ["created_at", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "public_key"], name="run_key_once"),
+            models.CheckConstraint(condition=Q(public_key__regex=SHA256), name="run_key_is_hex"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run} key {self.name}"
+
+
+class VersionLease(models.Model):
+    """Somebody needs a version (and a route to it) until `expires_at`: retention leaves it alone."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="leases")
+    version = models.ForeignKey(Version, on_delete=models.CASCADE, related_name="leases")
+    holder = models.CharField(max_length=120)
+    reason = models.CharField(max_length=300, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        """One per holder and version."""
+
+        constraints = [models.UniqueConstraint(fields=["version", "holder"], name="version_lease_once")]
+
+    def __str__(self) -> str:
+        return f"lease of {self.version} for {self.holder}"
+
+
+class Tombstone(models.Model):
+    """A blob that retention removed. The row comes with the removal of the blob's row; its file goes afterwards
+    (`cleared_at`), so that a kill between the two leaves nothing behind for ever.
+    """
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tombstones")
+    sha256 = models.CharField(max_length=64)
+    size = models.BigIntegerField()
+    job = models.ForeignKey("jobs.Job", on_delete=models.SET_NULL, null=True, related_name="tombstones")
+    removed_at = models.DateTimeField(db_default=Now())
+    cleared_at = models.DateTimeField(null=True)
+
+    class Meta:
+        """The ones whose files are still there are looked for by every collection."""
+
+        indexes = [
+            models.Index(fields=["run", "sha256"], name="tombstone_by_blob"),
+            models.Index(fields=["run"], condition=Q(cleared_at__isnull=True), name="tombstone_uncleared"),
+        ]
+
+    def __str__(self) -> str:
+        return f"tombstone of {self.sha256[:12]}"
