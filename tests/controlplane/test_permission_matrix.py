@@ -23,6 +23,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from controlplane.accounts import services as accounts
 from controlplane.accounts.models import SignIn
+from controlplane.dashboard.views.actions import ACTIONS
 from controlplane.fleet import services as fleet
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
@@ -218,3 +219,48 @@ def test_viewers_and_islands_that_wait_change_nothing() -> None:
             assert status["viewer"] in {"403", "404", "405"}, str(row)
         if "{project}" in row.address and row.address.startswith("/api/") and status["pending"] == "200":
             assert row.address == "/api/v1/projects/{project}/islands/{island}", str(row)
+
+
+RUN, ISLAND, TOKEN = "runs/{run}", "islands/{island}", "tokens/{token}"
+# What a page's form does, and the call of the API that does the same.
+SAME = {
+    "islands/register/": {"POST enrolment-tokens"},
+    "islands/bulk/": {f"POST {ISLAND}/{order}" for order in ("verify", "drain", "disable", "enable")},
+    f"{ISLAND}/verify/": {f"POST {ISLAND}/verify"},
+    f"{ISLAND}/{{action}}/": {f"DELETE {ISLAND}"}
+    | {f"POST {ISLAND}/{action.replace('_', '-')}" for action in ACTIONS if action != "remove"},
+    "jobs/{job}/cancel/": {"POST jobs/{job}/cancel"},
+    "jobs/{job}/rerun/": {"POST jobs/{job}/rerun"},
+    "people/set/": {"POST members", "PATCH members/{user}"},
+    "people/{person}/remove/": {"DELETE members/{user}"},
+    f"{RUN}/channels/new/": {f"PUT {RUN}/channels/{{channel}}"},
+    f"{RUN}/channels/{{channel}}/": {f"PUT {RUN}/channels/{{channel}}"},
+    f"{RUN}/channels/{{channel}}/protect/": {f"PUT {RUN}/channels/{{channel}}"},
+    f"{RUN}/settings/": {f"PATCH {RUN}"},
+    f"{RUN}/versions/{{number}}/replay/": {"POST jobs"},
+    "tokens/new/": {"POST tokens"},
+    f"{TOKEN}/rotate/": {f"POST {TOKEN}/rotate"},
+    f"{TOKEN}/revoke/": {f"POST {TOKEN}/revoke"},
+    "tokens/enrolment/{enrolment}/revoke/": {"POST enrolment-tokens/{token}/revoke"},
+}
+
+
+def test_a_form_and_the_call_that_does_the_same_are_open_to_the_same_people() -> None:
+    """Both sides of one action ask for one role. A form without a row here fails: name its call."""
+    found = rows()
+    forms = {
+        address.removeprefix("/projects/{project}/")
+        for method, address in found
+        if method == "POST" and address.startswith("/projects/{project}/")
+    }
+    assert forms == SAME.keys()
+    for form, calls in SAME.items():
+        page = dict(zip(CALLERS, found["POST", f"/projects/{{project}}/{form}"].statuses, strict=True))
+        for call in calls:
+            method, address = call.split()
+            other = dict(zip(CALLERS, found[method, f"/api/v1/projects/{{project}}/{address}"].statuses, strict=True))
+            for who in ("viewer", "operator", "admin", "stranger"):
+                closed = {"403", "404"}
+                assert (page[who] if page[who] in closed else "open") == (
+                    other[who] if other[who] in closed else "open"
+                ), f"{who}: {form} answers {page[who]}, {call} answers {other[who]}"

@@ -71,9 +71,9 @@ def test_credentials_about_to_end_need_attention(world: World, owner: Client) ->
     assert "publisher token trainer" in attention
 
 
-def test_enrolment_tokens_are_revoked(world: World, chief: Client) -> None:
+def test_enrolment_tokens_are_revoked(world: World, owner: Client) -> None:
     enrolment = world.project.enrolment_tokens.get(name="soon")
-    page = _page(chief.post(world.url(f"tokens/enrolment/{enrolment.pk}/revoke/"), follow=True))
+    page = _page(owner.post(world.url(f"tokens/enrolment/{enrolment.pk}/revoke/"), follow=True))
     assert "None is open." in page
 
 

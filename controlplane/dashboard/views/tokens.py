@@ -1,5 +1,6 @@
 """API tokens and enrolment tokens: made, shown once, rotated, revoked. Everybody in the project sees which there are;
-only admins change them. A secret is never stored, so a page that shows one answers the POST itself.
+only admins change tokens, and operators, who register islands, revoke enrolment tokens. A secret is never stored, so a
+page that shows one answers the POST itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from controlplane.accounts import selectors, services
 from controlplane.accounts.models import Token
-from controlplane.dashboard.access import PageRequest, admin, member
+from controlplane.dashboard.access import PageRequest, admin, member, operator
 from controlplane.dashboard.forms import TokenForm
 from controlplane.dashboard.pages import page
 from controlplane.dashboard.rows import tokens as rows
@@ -81,7 +82,7 @@ def revoke(request: PageRequest, token: int) -> HttpResponse:
 
 @require_POST
 @member
-@admin
+@operator
 def revoke_enrolment(request: PageRequest, enrolment: int) -> HttpResponse:
     """End an enrolment token; islands that it has enrolled stay."""
     found = fleet_selectors.enrolment_token(request.seat.project, enrolment)

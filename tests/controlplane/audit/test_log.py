@@ -67,7 +67,7 @@ def test_entries_are_added_and_nothing_else(project: Project, log: list[Entry]) 
     for attempt in (
         lambda: rows.update(actor="nobody"),
         lambda: rows.update(at=log[0].at),
-        lambda: rows.delete(),
+        rows.delete,
         lambda: rows._raw_delete("default"),
     ):
         with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
