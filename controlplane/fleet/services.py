@@ -36,6 +36,7 @@ from controlplane.fleet.pins import pin, unpin
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry import clock
+from controlplane.registry.announcing import servable
 from controlplane.registry.errors import Missing, WrongState
 from controlplane.registry.models import Version
 
@@ -124,7 +125,8 @@ def report_sync(
 
     A failed one leaves the island where it was, with the reason. An older report never takes back a newer one.
     """
-    target = Version.objects.filter(run=island.run_id, number=version, state__in=["ready", "retired"]).first()
+    retired = Version.objects.filter(run=island.run_id, state=Version.State.RETIRED)
+    target = (servable(island.run) | retired).filter(number=version).first()
     accepted = (
         outcome == SyncReport.Outcome.APPLIED and verified and target is not None and target.state_digest == digest
     )

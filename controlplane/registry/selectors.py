@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from controlplane.registry import plan as planning
+from controlplane.registry.announcing import servable
 from controlplane.registry.errors import Missing, Refusal
 from controlplane.registry.models import Anchor, Blob, Channel, Epoch, PatchPart, Project, Run, Upload, Version
 
@@ -146,7 +147,7 @@ def plan_nodes(run: Run, target: int, held: str, *, whole: bool = False) -> list
 
     With `whole`, from the first version on.
     """
-    up_to = Version.objects.filter(run=run, state=READY, number__lte=target)
+    up_to = servable(run).filter(number__lte=target)
     anchor = (
         Anchor.objects.filter(version__in=up_to).order_by("-version__number").values_list("version__number", flat=True)
     )
@@ -155,7 +156,7 @@ def plan_nodes(run: Run, target: int, held: str, *, whole: bool = False) -> list
     newest_held = up_to.filter(holding).order_by("-number").values_list("number", flat=True).first()
     oldest = oldest if newest_held is None else min(oldest, newest_held)
     chosen = list(
-        Version.objects.filter(run=run, state=READY)
+        servable(run)
         .filter(Q(number__gte=oldest, number__lte=target) | holding)
         .values("pk", "number", "state_digest", "manifest_sha256", "parent__number")
     )

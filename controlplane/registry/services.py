@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import blobs, heads, submission
+from controlplane.registry import announcing, blobs, submission
 from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
@@ -88,21 +88,39 @@ def create_run(
     return run
 
 
-def begin_epoch(run: Run, from_version: int | None, reason: str, *, actor: str) -> Epoch:
-    """A new epoch that starts from a ready version (None: from fresh bytes). Numbers of versions go on."""
+def begin_epoch(run: Run, from_version: int | None, reason: str, *, from_state: str = "", actor: str) -> Epoch:
+    """A new epoch that goes on from a ready version, given by number or by the state digest `from_state`; numbers of
+    versions go on.
+
+    None of both, or a state that no version has: the trainer goes on from bytes that were never published. Raises
+    Refusal `parent_not_ready`, Unacceptable `wrong_state_digest`.
+    """
     with transaction.atomic():
         _lock(run)
-        base = None if from_version is None else Version.objects.filter(run=run, number=from_version).first()
-        if from_version is not None and (base is None or base.state != State.READY):
-            raise Refusal(
-                f"Version {from_version} is not ready, so no epoch can start from it.", code="parent_not_ready"
-            )
+        base = _resumed_from(run, from_version, from_state)
         latest = Epoch.objects.filter(run=run).order_by("-number").values_list("number", flat=True)[0]
-        epoch = Epoch.objects.create(run=run, number=latest + 1, from_version=base, reason=reason)
-        audit.record(
-            run.project, actor, "epoch.begin", f"run {run.name}", after={"epoch": epoch.number, "reason": reason}
+        epoch = Epoch.objects.create(
+            run=run, number=latest + 1, from_version=base, from_state=from_state, reason=reason
         )
+        told = {"epoch": epoch.number, "from_version": base and base.number, "reason": reason}
+        audit.record(run.project, actor, "epoch.begin", f"run {run.name}", after=told)
+    epoch.refresh_from_db()
     return epoch
+
+
+def _resumed_from(run: Run, number: int | None, state: str) -> Version | None:
+    ready = Version.objects.filter(run=run, state=State.READY)
+    if number is None:
+        return ready.filter(state_digest=state).order_by("-number").first() if state else None
+    base = ready.filter(number=number).first()
+    if base is None:
+        raise Refusal(f"Version {number} is not ready, so no epoch can start from it.", code="parent_not_ready")
+    if state and base.state_digest != state:
+        raise Unacceptable(
+            f"Version {number} has another state digest than the one that was sent; send only one of the two.",
+            code="wrong_state_digest",
+        )
+    return base
 
 
 def begin_upload(run: Run, sha256: str, size: int) -> Upload | None:
@@ -184,7 +202,7 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
     outline = submission.require_state(run, sent.manifest)
     add_blob(run, sent.payload)
     with transaction.atomic():
-        _lock(run)
+        locked = _lock(run)
         existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
         if existing is not None:
             return _same_manifest(existing, sent), False
@@ -197,6 +215,7 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
         version.save()
         _attach(version, sent, rows, Anchor.Kind.UPLOAD)
         _queue(version, "validate", actor)
+        announcing.announce_early(locked, version)
     version.refresh_from_db()
     return version, True
 
@@ -282,7 +301,7 @@ def begin_validating(
     add_blob(run, sent.payload)
     manifest = sent.manifest
     with transaction.atomic():
-        _lock(run)
+        locked = _lock(run)
         version.refresh_from_db()
         parent = version.parent and version.parent.number
         if (manifest.number, manifest.epoch, manifest.parent and manifest.parent.number) != (
@@ -299,6 +318,7 @@ def begin_validating(
         _fill(version, sent, outline)
         version.save()
         _attach(version, sent, rows, anchor_kind)
+        announcing.announce_early(locked, version)
 
 
 def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = None) -> None:
@@ -316,9 +336,7 @@ def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = 
         version.refresh_from_db()
         if codecs:
             Patch.objects.filter(to_version=version).update(codecs=codecs)
-        channel = Channel.objects.select_for_update().get(run=run, name=Channel.LATEST)
-        if not channel.protected:
-            heads.move(channel, version)
+        announcing.announce(version)
         audit.record(
             run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest}
         )
@@ -329,6 +347,7 @@ def mark_failed(version: Version, reason: str) -> None:
     with transaction.atomic():
         run = _lock(version.run)
         _move(version, Version.IN_FLIGHT, state=State.FAILED, reason=reason[:4000])
+        announcing.take_back(version)
         audit.record(run.project, "system", "version.failed", _named(version), after={"reason": reason[:4000]})
         version.refresh_from_db()
         for child in version.children.filter(state__in=Version.IN_FLIGHT).select_related("run", "job"):
@@ -392,7 +411,11 @@ def _require_place(run: Run, number: int, epoch: int) -> Epoch:
 
 
 def _require_parent(run: Run, epoch: Epoch, parent: int | None, manifest: Manifest | None) -> Version | None:
-    """The row of the parent, which must be the newest version of the epoch that has not failed."""
+    """The row of the parent, which must be the newest version of the epoch that has not failed.
+
+    The first version of an epoch may stand alone. Its patch may start from the version that the epoch goes on from;
+    from any ready one, when the trainer's state was never published.
+    """
     newest = Version.objects.filter(run=run, epoch=epoch).exclude(state=State.FAILED).order_by("-number").first()
     expected = newest or epoch.from_version
     if parent is None:
@@ -407,7 +430,7 @@ def _require_parent(run: Run, epoch: Epoch, parent: int | None, manifest: Manife
             f"Version {parent} {why}; publish against the last version that did not fail: {last}.",
             code="parent_not_ready",
         )
-    if row != expected:
+    if row != expected and (expected is not None or row.state != State.READY):
         raise _wrong_parent(expected)
     if manifest is not None:
         _require_parent_state(row, manifest)

@@ -274,3 +274,35 @@ def test_a_rewind_past_the_nearest_anchor_has_a_route(run: Run) -> None:
     steps = selectors.plan(run, "", 3).steps
     assert [step.get("version", step.get("to")) for step in steps] == [0, 1, 3]
     assert len(selectors.plan(run, second.state_digest, rewound.number).steps) == 1
+
+
+# Epochs
+
+
+def test_a13_an_epoch_goes_on_from_the_state_that_the_trainer_names(run: Run) -> None:
+    versions = series(run, 3)
+    epoch = services.begin_epoch(run, None, "Resumed.", from_state=versions[1].state_digest, actor="test")
+    assert epoch.from_version == versions[1]
+    wrong = build(run, 3, versions[2], epoch=1)
+    upload(run, wrong)
+    refused(run, wrong, "wrong_parent")
+    assert commit(run, 3, versions[1], epoch=1).parent == versions[1]
+
+
+def test_an_epoch_from_a_state_that_no_version_has(run: Run) -> None:
+    versions = series(run, 3)
+    epoch = services.begin_epoch(run, None, "Resumed elsewhere.", from_state="ab" * 32, actor="test")
+    assert (epoch.from_version, epoch.from_state) == (None, "ab" * 32)
+    # Its first patch may start from any ready version: whatever makes it small.
+    first = ready(run, 3, versions[0], epoch=1)
+    wrong = build(run, 4, versions[2], epoch=1)
+    upload(run, wrong)
+    refused(run, wrong, "wrong_parent")
+    assert commit(run, 4, first, epoch=1).parent == first
+
+
+def test_number_and_state_of_an_epoch_must_agree(run: Run) -> None:
+    series(run, 2)
+    with pytest.raises(Refusal, match="another state digest"):
+        services.begin_epoch(run, 1, "Resumed.", from_state="ab" * 32, actor="test")
+    assert run.epochs.count() == 1
