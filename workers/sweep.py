@@ -12,6 +12,7 @@ import structlog
 from django.db import close_old_connections
 
 from controlplane.accounts import limits, sessions
+from controlplane.fleet import staleness
 from controlplane.idempotency import services as replies
 from controlplane.jobs import presence
 from controlplane.jobs import services as jobs
@@ -27,7 +28,7 @@ def sweep() -> None:
 
 def tidy() -> None:
     """One round, every night."""
-    _each(sessions.forget_ended, limits.forget_full, presence.forget_gone, replies.forget_old)
+    _each(sessions.forget_ended, limits.forget_full, presence.forget_gone, replies.forget_old, staleness.forget_old)
 
 
 def _each(*steps: Callable[[], object]) -> None:

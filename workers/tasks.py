@@ -40,6 +40,14 @@ def heads() -> None:
     _scheduled("heads", renew_heads)
 
 
+@app.task(name="mailboat.staleness")
+def staleness() -> None:
+    """Watches the staleness budgets."""
+    from controlplane.fleet.staleness import watch
+
+    _scheduled("staleness", watch)
+
+
 @app.task(name="mailboat.scrub")
 def scrub() -> None:
     """Verifies the fleet."""

@@ -35,11 +35,14 @@ class Entry:
 SCHEDULE = (
     Entry("sweep", "mailboat.sweep", "Takes jobs back whose worker is gone; wakes workers again.", seconds=3.0),
     Entry("heads", "mailboat.heads", "Renews the heads of channels before they expire.", seconds=60.0),
+    Entry(
+        "staleness", "mailboat.staleness", "Notes who is beyond the staleness budget.", seconds=10.0
+    ),
     Entry("scrub", "mailboat.scrub", "Verifies every island that is there.", at=(3, 17)),
     Entry(
         "tidy",
         "mailboat.tidy",
-        "Forgets ended sessions, full buckets, old answers, lost workers.",
+        "Forgets ended sessions, full buckets, old answers, lost workers, old breaches.",
         at=(4, 41),
     ),
 )

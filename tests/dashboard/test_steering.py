@@ -8,6 +8,8 @@ import pytest
 from django.test import Client
 
 from controlplane.audit.models import Entry
+from controlplane.fleet import staleness
+from controlplane.registry import services
 from controlplane.registry.models import Channel, Run
 from tests import factories as make
 from tests.dashboard.conftest import World
@@ -110,3 +112,20 @@ def test_staleness_budget_and_who_is_over_it(world: World, owner: Client) -> Non
     attention = _page(owner.get(world.url())).split("Needs attention")[1]
     assert "Skew over budget:" in attention
     assert "It is 3 versions behind; demo allows 1 version." in attention
+
+
+def test_breaches_stand_on_the_page_of_the_run(world: World, owner: Client) -> None:
+    Run.objects.update(staleness_versions=1)
+    make.mk_island(world.run, "late", at=world.versions[0])
+    staleness.watch()
+    page = _page(owner.get(world.pages["run"])).split("Breaches of the staleness budget")[1]
+    assert "late </a> 3 versions behind of 1 allowed" in page.replace("late</a>", "late </a>")
+    assert "and going on" in page
+
+
+def test_epochs_stand_on_the_page_of_the_run(world: World, owner: Client) -> None:
+    assert "stretches without a rewind" not in _page(owner.get(world.pages["run"]))
+    services.begin_epoch(world.run, 1, "The node of the trainer was lost.", actor="test")
+    page = _page(owner.get(world.pages["run"])).split("stretches without a rewind")[1]
+    assert "The node of the trainer was lost." in page
+    assert "goes on from" in page

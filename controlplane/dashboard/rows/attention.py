@@ -17,6 +17,7 @@ from controlplane.accounts import selectors as accounts
 from controlplane.dashboard import badges, wording
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.dashboard.rows.fleet import health_reason
+from controlplane.fleet import staleness
 from controlplane.fleet.outline import Standing
 from controlplane.fleet.status import Health, Sync
 from controlplane.registry.models import Project, Run, Version
@@ -93,22 +94,11 @@ def _about_island(project: Project, row: Standing) -> Iterator[Finding]:
     elif row.health == Health.HEALTHY:
         if row.island.last_error:
             yield finding("sync", Badge("Sync failed", "warn", "warn", row.island.last_error))
-        elif _over_budget(row):
+        elif staleness.excess(row):
             yield finding("budget", Badge("Skew over budget", "behind", "warn", _budget_words(row)))
         elif row.sync == Sync.BEHIND and (row.skew_seconds or 0) > STUCK_SECONDS:
             words = f"Healthy, yet {wording.plural(row.skew_versions or 0, 'version')} behind and not getting closer."
             yield finding("stuck", Badge("Stuck", "behind", "warn", words))
-
-
-def _over_budget(row: Standing) -> bool:
-    """True when the island is further behind than its run allows. A pin is meant."""
-    island = row.island
-    if row.sync != Sync.BEHIND:
-        return False
-    versions, seconds = island.staleness_versions, island.staleness_seconds
-    return (versions is not None and (row.skew_versions or 0) > versions) or (
-        seconds is not None and (row.skew_seconds or 0) > seconds
-    )
 
 
 def _budget_words(row: Standing) -> str:

@@ -7,22 +7,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, F, Max, Q, Sum
+from django.db.models import Count, F, Max, Min, Q, Sum
 from django.db.models.functions import Now, TruncHour
 from django.urls import reverse
 
 from controlplane.dashboard import badges, charts, wording
 from controlplane.dashboard.badges import Badge, badge
 from controlplane.fleet import outline
-from controlplane.fleet.models import Island
+from controlplane.fleet import staleness as budgets
+from controlplane.fleet.models import Breach, Island
+from controlplane.registry import routes as planning
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Missing, Refusal
-from controlplane.registry.models import Anchor, Blob, Channel, Patch, Project, Run, Version
+from controlplane.registry.models import Anchor, Blob, Channel, Epoch, Patch, Project, Run, Version
 
 PAGE = 25
 HOURS = 24
 HOLDERS = 12
 LOOK_BACK = 10
+BREACHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +175,12 @@ def retention(run: Run) -> Retention | None:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """The budget of a run in words, and how many of its islands are over it now."""
+    """The budget of a run in words, how many of its islands are over it now, and the newest breaches."""
 
     budget: str
     over: int
     islands: int
+    breaches: tuple[Breach, ...]
 
 
 def staleness(run: Run) -> Staleness:
@@ -187,12 +191,29 @@ def staleness(run: Run) -> Staleness:
     if run.staleness_seconds is not None:
         allowed.append(wording.duration(run.staleness_seconds))
     mine = [row for row in outline.standings(run.project) if row.island.run_id == run.pk and row.island.enabled]
-    over = sum(
-        (run.staleness_versions is not None and (row.skew_versions or 0) > run.staleness_versions)
-        or (run.staleness_seconds is not None and (row.skew_seconds or 0) > run.staleness_seconds)
-        for row in mine
-    )
-    return Staleness(" or ".join(allowed), over, len(mine))
+    over = sum(bool(budgets.excess(row)) for row in mine)
+    return Staleness(" or ".join(allowed), over, len(mine), tuple(budgets.breaches(run)[:BREACHES]))
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """An epoch: what it goes on from, its first version, and the versions that were given up when it began."""
+
+    epoch: Epoch
+    first: int | None
+    given_up: tuple[int, int] | None
+
+
+def epoch_rows(run: Run) -> list[EpochRow]:
+    """The epochs of a run, newest first."""
+    firsts = dict(Version.objects.filter(run=run).order_by().values_list("epoch").annotate(Min("number")))
+    rows = []
+    for epoch in registry.epochs(run).order_by("-number"):
+        first = firsts.get(epoch.pk)
+        base = None if epoch.from_version is None else epoch.from_version.number
+        gap = None if first is None or base is None or first - base <= 1 else (base + 1, first - 1)
+        rows.append(EpochRow(epoch, first, gap))
+    return rows
 
 
 def published_per_hour(run: Run, now: datetime) -> list[tuple[datetime, int]]:
@@ -227,7 +248,7 @@ def routes(version: Version) -> list[Route]:
 def route(run: Run, held: str, number: int) -> Route:
     """One route; `why_not` tells why there is none."""
     try:
-        plan = registry.plan(run, held, number)
+        plan = planning.find(run, held, number)
     except Refusal as refusal:
         return Route("", "", None, refusal.detail)
     kinds = [step["kind"] for step in plan.steps]

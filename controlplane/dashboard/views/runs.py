@@ -49,6 +49,7 @@ def run(request: PageRequest, run: str) -> HttpResponse:
         "figures": figures,
         "storage": rows.storage(found),
         "staleness": rows.staleness(found),
+        "epochs": rows.epoch_rows(found),
         "chart": charts.size_chart(points, figures.full_bytes or 0, (budget or 0) * 1024 * 1024),
         "density": charts.density_chart(points),
         "rate": charts.rate_chart(rows.published_per_hour(found, clock.now())),
