@@ -137,24 +137,36 @@ class Image:
     # -- preparing
 
     def prepare(
-        self, parts: Sequence[Path], target: State, *, threads: int | None = None, scratch: Path | None = None
+        self,
+        parts: Sequence[Path],
+        target: State,
+        *,
+        over: Sequence[Overlay] = (),
+        threads: int | None = None,
+        scratch: Path | None = None,
     ) -> Overlay:
         """Decode `parts` against the image and prove by sums that they lead to `target`; touches nothing.
 
-        `scratch`: the folder for an overlay beyond 64 MiB (default: beside the image). The sums find faults, not
-        forgery: where the patch is not the publisher's own, measure `overlaid` before `commit`.
+        `over`: overlays to lay over the image first, one after the other; the patch starts where the last one leads
+        (`Overlay.stacked` then makes one of all). `scratch`: the folder for an overlay beyond 64 MiB (default: beside
+        the image). The sums find faults, not forgery: where the patch is not the publisher's own, measure `overlaid`
+        before `commit`.
         Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, InventoryMismatch, CheckpointError, DiskFull.
         """
         self.inventory.require_same(target.inventory)
         scratch = scratch or self.folder.parent
-        overlay = Overlay(self.digest, target, scratch)
+        base: TensorSource = self
+        for layer in over:
+            base = Overlaid(base, layer)
+        start = over[-1].target if over else self.state
+        overlay = Overlay(start.digest, target, scratch)
         try:
             with ExitStack() as stack:
                 stack.enter_context(disk_full_as_error(scratch))
                 patch = Parts.open(parts, self.inventory, stack)
-                self._check_ends(patch, target)
-                delta = self._decode(patch, overlay, thread_count(threads), stack)
-            self._check_result(patch, overlay, delta)
+                self._check_ends(patch, base, start, target)
+                delta = self._decode(patch, base, overlay, thread_count(threads), stack)
+            self._check_result(patch, overlay, start, delta)
         except BaseException:
             overlay.close()
             raise
@@ -164,10 +176,10 @@ class Image:
         """Reads as if the overlay had been committed."""
         return Overlaid(self, overlay)
 
-    def _check_ends(self, patch: Parts, target: State) -> None:
-        if patch.from_digest != self.digest:
+    def _check_ends(self, patch: Parts, base: TensorSource, start: State, target: State) -> None:
+        if patch.from_digest != start.digest:
             raise WrongBase(
-                f"The patch starts from the state {patch.from_digest[:16]}, but the image holds {self.digest[:16]}; "
+                f"The patch starts from the state {patch.from_digest[:16]}, but the image holds {start.digest[:16]}; "
                 "take the patch that starts there."
             )
         if patch.to_digest != target.digest:
@@ -175,22 +187,22 @@ class Image:
                 f"The patch leads to the state {patch.to_digest[:16]}, not to {target.digest[:16]}; "
                 "fetch the patch of that version."
             )
-        if patch.side_files(self.side_files) != target.side_files:
+        if patch.side_files(start.side_files) != target.side_files:
             raise DigestMismatch("The patch's side files are not those that were promised; fetch it again.")
-        before = {file.path for file in self.side_files}
+        before = {file.path for file in start.side_files}
         after = {file.path for file in target.side_files}
         carried = CONFIG in {file.path for file in patch.carried_side_files}
         if carried or CONFIG in before - after:
             check_config(
                 self.inventory,
-                before=self.read_side(CONFIG) if CONFIG in before else None,
+                before=base.read_side(CONFIG) if CONFIG in before else None,
                 after=patch.read_side(CONFIG) if carried else None,
             )
 
-    def _decode(self, patch: Parts, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
+    def _decode(self, patch: Parts, base: TensorSource, overlay: Overlay, threads: int, stack: ExitStack) -> np.ndarray:
         """Decode every changed block into the overlay; returns what that does to the sums."""
         delta = np.zeros((len(self.inventory.tensors), 2), np.uint64)
-        for block in Decoder(patch, self, threads).all(stack):
+        for block in Decoder(patch, base, threads).all(stack):
             delta[block.index] += block.change
             overlay.add(block)
         for file in patch.carried_side_files:
@@ -198,12 +210,12 @@ class Image:
         overlay.finish()
         return delta
 
-    def _check_result(self, patch: Parts, overlay: Overlay, delta: np.ndarray) -> None:
+    def _check_result(self, patch: Parts, overlay: Overlay, start: State, delta: np.ndarray) -> None:
         if overlay.changed != patch.changed:
             raise DigestMismatch(
                 f"The patch promises {patch.changed} changed elements and holds {overlay.changed}; fetch it again."
             )
-        wrong = np.flatnonzero((self.state.sums + delta != overlay.target.sums).any(axis=1))
+        wrong = np.flatnonzero((start.sums + delta != overlay.target.sums).any(axis=1))
         if len(wrong):
             names = [self.inventory.tensors[index].name for index in wrong]
             raise DigestMismatch(

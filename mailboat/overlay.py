@@ -5,13 +5,18 @@ Absolute bytes make writing it twice harmless. It must never be written anywhere
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.digest import State
-from mailboat.patch.new_bytes import NewBytes
+from mailboat.patch.backends import kernels
+from mailboat.patch.blocks import Positions
+from mailboat.patch.new_bytes import NewBytes, Record
 
 
 class Overlay(NewBytes):
@@ -35,6 +40,58 @@ class Overlay(NewBytes):
     def read_side(self, path: str) -> bytes:
         """A side file; KeyError when the overlay does not carry it."""
         return self._spool.read(*self._side[path]).tobytes()
+
+    @classmethod
+    def stacked(cls, layers: Sequence[Overlay], scratch: Path) -> Overlay:
+        """One overlay that does what `layers` do one after the other: each element is written once, as the last leaves
+        it. `changed` counts the elements that it writes. The layers stay the caller's to close. Raises DiskFull.
+        """
+        result = cls(layers[0].base_digest, layers[-1].target, scratch)
+        try:
+            for index, tensor in enumerate(result.target.inventory.tensors):
+                blocks: dict[int, list[tuple[Overlay, Record]]] = {}
+                for layer in layers:
+                    for record in layer.records(index, 0, tensor.nbytes):
+                        blocks.setdefault(record.start, []).append((layer, record))
+                for written in blocks.values():
+                    result._stack(index, written)
+            kept = {file.path for file in result.target.side_files}
+            for path in dict.fromkeys(path for layer in layers for path in layer.side_paths if path in kept):
+                carrier = next(layer for layer in reversed(layers) if path in layer.side_paths)
+                result.add_side(path, carrier.read_side(path))
+            result.finish()
+        except BaseException:
+            result.close()
+            raise
+        return result
+
+    def _stack(self, index: int, written: list[tuple[Overlay, Record]]) -> None:
+        record = written[0][1]
+        place = record.start, record.nbytes, record.width
+        whole = max((number for number, (_, one) in enumerate(written) if not one.count), default=None)
+        if whole is not None:
+            layer, one = written[whole]
+            new = layer.block(one, 0, one.nbytes)
+            for layer, one in written[whole + 1 :]:
+                kernels().scatter(*layer.elements(one), one.width, 0, new)
+            self._keep(index, place, np.empty(0, np.uint32), new)
+            self.changed += record.nbytes // record.width
+            return
+        pieces = [layer.elements(one) for layer, one in written]
+        positions, elements = pieces[0]
+        if len(pieces) > 1:
+            positions, elements = _last_wins(pieces, record.width)
+        self._keep(index, place, positions, elements)
+        self.changed += positions.size
+
+
+def _last_wins(pieces: list[tuple[Positions, Bytes]], width: int) -> tuple[Positions, Bytes]:
+    """Positions, ascending, and elements of all pieces; where several name a position the last one's element."""
+    positions = np.concatenate([piece[0] for piece in pieces])
+    elements = np.concatenate([piece[1].reshape(-1, width) for piece in pieces])
+    order = np.argsort(positions, kind="stable")
+    last = np.append(positions[order][1:] != positions[order][:-1], True)
+    return positions[order][last], elements[order][last].reshape(-1)
 
 
 class Overlaid:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.checkpoint.files import Checkpoint
@@ -23,13 +24,23 @@ from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.types import Applied
 from mailboat.island.store import Store
 from mailboat.manifest import Manifest
+from mailboat.patch.new_bytes import IN_MEMORY
 from mailboat.route import Documents, open_proven, prove, published
 
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One patch of a route: a log entry, and the version that it leads to."""
+
+    manifest: Manifest
+    target: State
+    entry: LogEntry
+
+
 class Prepared:
-    """A patch that was decoded and proven, ready to be committed or dropped."""
+    """A route of patches that was decoded and proven as one overlay, ready to be committed or dropped."""
 
     def __init__(self, marker: Marker, overlay: Overlay, target: State) -> None:
         self.marker = marker
@@ -187,20 +198,33 @@ class Holding:
             self._store.drop_intent()
             self.marker, self.image = marker, image
 
-    def prepare(self, manifest: Manifest, target: State, entry: LogEntry, serial: int) -> Prepared:
-        """Decodes a log entry against the image and proves the result; nothing is touched."""
+    def prepare(self, steps: Sequence[Step], serial: int) -> Prepared:
+        """Decodes a route of log entries against the image, as one overlay, and proves the result; nothing is
+        touched.
+        """
         held, image = self.held, self.image
-        if held is None or image is None:
+        if held is None or image is None or not steps:
             raise StoreError("Nothing is held that a patch could be applied to.")
-        overlay = image.prepare(self._store.part_paths(entry), target, scratch=self._store.incoming)
+        scratch, at, own = self._store.incoming, held.state, True
+        layers: list[Overlay] = []
         try:
-            if not published(manifest, held.state, entry.parts):
-                prove(image, overlay, target)
+            for step in steps:
+                parts = self._store.part_paths(step.entry)
+                layers.append(image.prepare(parts, step.target, over=layers, scratch=scratch))
+                own = own and published(step.manifest, at, step.entry.parts)
+                at = step.manifest.state
+                if sum(layer.nbytes for layer in layers[1:]) > IN_MEMORY:
+                    layers = [_stacked(layers, scratch)]
+            if len(layers) > 1:
+                layers = [_stacked(layers, scratch)]
+            if not own:
+                prove(image, layers[0], steps[-1].target)
         except BaseException:
-            overlay.close()
+            for layer in layers:
+                layer.close()
             raise
-        marker = self._marker_of(manifest, serial, held.base, (*held.log, entry))
-        return Prepared(marker, overlay, target)
+        marker = self._marker_of(steps[-1].manifest, serial, held.base, (*held.log, *(step.entry for step in steps)))
+        return Prepared(marker, layers[0], steps[-1].target)
 
     def commit(self, prepared: Prepared) -> None:
         """Writes a prepared patch to engine and image. If it fails the image is dropped: `recover` finishes the commit
@@ -309,3 +333,11 @@ class Holding:
                 self._drop_image()
                 self._store.forget()
                 self.marker = None
+
+
+def _stacked(layers: list[Overlay], scratch: Path) -> Overlay:
+    with disk_full_as_error(scratch):
+        whole = Overlay.stacked(layers, scratch)
+    for layer in layers:
+        layer.close()
+    return whole

@@ -18,7 +18,7 @@ from mailboat.client import Api
 from mailboat.digest import State, measure
 from mailboat.errors import MailboatError, ManifestError, StoreError
 from mailboat.island.heartbeat import COMMITTING, FETCHING, PREPARING, Status
-from mailboat.island.holding import Holding, Prepared, Say
+from mailboat.island.holding import Holding, Prepared, Say, Step
 from mailboat.island.link import EmulatedLink
 from mailboat.island.marker import Base, LogEntry
 from mailboat.island.stop import Stop
@@ -128,11 +128,15 @@ class Trip:
                 legs = self._fetch_all(plan, None if local is None else local[1].digest)
             if local is not None and plan.origin is not None:
                 self._seed_locally(plan.origin, *local)
+        patches: list[PatchLeg] = []
         for leg in legs:
             if isinstance(leg, AnchorLeg):
                 self._seed(leg)
+                patches.clear()  # what led to the state before an anchor is of no use after it
             else:
-                self._patch(leg)
+                patches.append(leg)
+        if patches:
+            self._patch(patches)
 
     def _plan(self, local: str | None) -> Plan:
         means, head = self._means, self.head
@@ -239,11 +243,11 @@ class Trip:
             means.holding.seed(manifest, self.head.serial, checkpoint, state, base)
         self.route.append(f"anchor {leg.step.version}")
 
-    def _patch(self, leg: PatchLeg) -> None:
+    def _patch(self, legs: list[PatchLeg]) -> None:
         means = self._means
         with self._clock.phase("prepare", PREPARING):
-            target = means.documents.state(leg.manifest)
-            prepared = means.holding.prepare(leg.manifest, target, leg.entry, self.head.serial)
+            steps = [Step(leg.manifest, means.documents.state(leg.manifest), leg.entry) for leg in legs]
+            prepared = means.holding.prepare(steps, self.head.serial)
         try:
             if self._look_again is not None:
                 with self._clock.phase("fetch", PREPARING):
@@ -252,7 +256,7 @@ class Trip:
             self._commit(prepared)
         finally:
             prepared.close()
-        self.route.append(f"patch {leg.step.origin}-{leg.step.to}")
+        self.route += [f"patch {leg.step.origin}-{leg.step.to}" for leg in legs]
 
     def _commit(self, prepared: Prepared) -> None:
         # The one part that a signal does not cut short: a kill is survived all the same.

@@ -106,10 +106,13 @@ class NewBytes:
     def add(self, block: Decoded) -> None:
         """Record a block."""
         self.changed += block.changed
-        count = block.positions.size
-        at = self._spool.append(block.positions.view(np.uint8))
-        self._spool.append(block.new)
-        self._records[block.index].append(Record(block.start, block.nbytes, block.width, count, at))
+        self._keep(block.index, (block.start, block.nbytes, block.width), block.positions, block.new)
+
+    def _keep(self, index: int, place: tuple[int, int, int], positions: Positions, new: Bytes) -> None:
+        """Record new elements of a block at `place` (start, bytes, width), or all of it where `positions` is empty."""
+        at = self._spool.append(positions.view(np.uint8))
+        self._spool.append(new)
+        self._records[index].append(Record(*place, positions.size, at))
 
     def finish(self) -> None:
         """Nothing more is added."""

@@ -80,6 +80,37 @@ def test_versions_follow_one_another(tmp_path: Path, image: Image) -> None:
         assert (opened.state.sums == measure(checkpoint).sums).all()
 
 
+@pytest.mark.parametrize("shares", [(0.001, 0.002, 0.001), (0.3, 0.01, 0.0), (0.01, 1.0, 0.02), (1.0, 0.3, 1.0)])
+def test_a_route_of_several_patches_is_one_overlay(
+    shares: tuple[float, ...], tmp_path: Path, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, layers, before = model(0, old_txt=b"0"), [], image.measure().digest
+    for number, share in enumerate(shares, 1):
+        sides = {"new_txt": bytes(number)} if number < len(shares) else {"last_txt": b"1"}
+        target = model(number, share, **sides)
+        parts, state = step(tmp_path, known, target, f"patch{number}")
+        if layers:
+            with pytest.raises(WrongBase):
+                image.prepare(parts, state)
+        layers.append(image.prepare(parts, state, over=layers))
+        known = target
+    whole = Overlay.stacked(layers, tmp_path)
+    assert image.measure().digest == before, "nothing was touched"
+    elements = sum(tensor.elements for tensor in image.inventory.tensors)
+    assert 0 < whole.changed <= elements, "each element is written once"
+    monkeypatch.setattr(new_bytes, "IN_MEMORY", 1000)
+    spilled = Overlay.stacked(layers, tmp_path)
+    for layer in layers:
+        layer.close()
+    assert measure(image.overlaid(spilled)).digest == measure(image.overlaid(whole)).digest == state.digest
+    spilled.close()
+    image.commit(whole)
+    whole.close()
+    image.verify_sums()
+    assert image.measure().digest == measure(known).digest
+    assert {file.path for file in image.side_files} == {"config.json", "last.txt"}
+
+
 def test_repeating_a_commit_is_harmless(tmp_path: Path, image: Image) -> None:
     parts, state = step(tmp_path, model(0, old_txt=b"0"), model(1))
     overlay = image.prepare(parts, state)

@@ -116,6 +116,24 @@ def test_unknown_local_base_is_left_alone(server: ContractServer, tmp_path: Path
         assert held_state(tmp_path / "store") == trainer.state().digest
 
 
+def test_a_route_of_several_patches_is_one_commit(server: ContractServer, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with island(server, store, once=True) as running:
+            running.join()
+        for _ in range(3):
+            trainer.step()
+        with island(server, store):
+            report = server.wait_for(lambda: server.applied(3))
+            assert report["route"] == ["patch 0-1", "patch 1-2", "patch 2-3"]
+            assert [r["version"] for r in server.reports] == [0, 3], "nothing was shown of the versions between"
+        assert held_state(store) == trainer.state().digest
+        with island(server, store, image=tmp_path / "rebuilt", once=True) as again:  # the log leads there too
+            again.join()
+        assert any("version 3  rebuilt" in line for line in again.lines)
+
+
 def test_empty_version_moves_the_label_without_a_byte(server: ContractServer, tmp_path: Path) -> None:
     with Trainer(server, tmp_path) as trainer:
         trainer.step()
