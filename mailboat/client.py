@@ -104,11 +104,13 @@ class Api:
         """A run with its current epoch and newest ready version."""
         return RunInfo.parse(self._json("GET", _path("runs", run)))
 
-    def open_epoch(self, run: str, from_version: int, reason: str) -> int:
-        """Starts a new epoch and returns its number. Not retried: each success opens one more."""
-        body = self._json(
-            "POST", _path("runs", run, "epochs"), {"from_version": from_version, "reason": reason}, retry=False
-        )
+    def open_epoch(self, run: str, from_version: int | None, reason: str, *, from_state: str = "") -> int:
+        """Starts a new epoch from a version, or from the state with a digest (which no version need have), and returns
+        its number. Not retried: each success opens one more.
+        """
+        told: dict[str, Any] = {"from_version": from_version, "reason": reason}
+        told |= {"from_state": from_state} if from_state else {}
+        body = self._json("POST", _path("runs", run, "epochs"), told, retry=False)
         if not isinstance(body, Mapping) or not isinstance(body.get("number"), int):
             raise bad_reply("an epoch's number")
         return int(body["number"])
@@ -134,11 +136,15 @@ class Api:
 
     def newest_version(self, run: str) -> VersionInfo | None:
         """The version with the highest number, in whatever state; None in an empty run."""
-        body = self._json("GET", _path("runs", run, "versions"), query={"limit": 1})
+        return next(iter(self.newest_versions(run, limit=1)), None)
+
+    def newest_versions(self, run: str, *, limit: int) -> list[VersionInfo]:
+        """The last versions, in whatever state, newest first."""
+        body = self._json("GET", _path("runs", run, "versions"), query={"limit": limit})
         results = body.get("results") if isinstance(body, Mapping) else None
         if not isinstance(results, list):
             raise bad_reply("a list of versions")
-        return VersionInfo.parse(results[0]) if results else None
+        return [VersionInfo.parse(item) for item in results]
 
     # -- blobs
 

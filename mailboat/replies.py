@@ -51,12 +51,13 @@ class ReadyVersion:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run: its UUID, its current epoch and its newest ready version."""
+    """A run: its UUID, its current epoch, the version that this goes on from, and its newest ready version."""
 
     id: str
     name: str
     epoch: int
     latest_ready: ReadyVersion | None
+    epoch_from: int | None = None
 
     @classmethod
     def parse(cls, body: Any) -> RunInfo:
@@ -66,6 +67,7 @@ class RunInfo:
             id=_get(body, "id", str),
             name=_get(body, "name", str),
             epoch=_get(_get(body, "epoch", Mapping), "number", int),
+            epoch_from=_optional(_get(body, "epoch", Mapping), "from_version", int),
             latest_ready=ready and ReadyVersion(_get(ready, "number", int), _get(ready, "state_digest", str)),
         )
 
@@ -85,6 +87,7 @@ class VersionInfo:
     full_bytes: int | None
     patch_bytes: int | None
     job: str | None
+    step: int | None = None
 
     @classmethod
     def parse(cls, body: Any) -> VersionInfo:
@@ -103,6 +106,7 @@ class VersionInfo:
             full_bytes=_optional(body, "full_bytes", int),
             patch_bytes=_optional(body, "patch_bytes", int),
             job=None if job is None else str(job.get("id") if isinstance(job, Mapping) else job),
+            step=_optional(body, "step", int),
         )
 
 

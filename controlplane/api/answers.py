@@ -67,9 +67,10 @@ class RunSettings(drf.Serializer):
 
 
 class EpochNumber(drf.Serializer):
-    """An epoch by its number."""
+    """An epoch by its number, and the version that it goes on from."""
 
     number = drf.IntegerField()
+    from_version = drf.IntegerField(allow_null=True)
 
 
 class ReadyVersion(drf.Serializer):
@@ -97,6 +98,7 @@ class Epoch(drf.Serializer):
 
     number = drf.IntegerField()
     from_version = drf.IntegerField(allow_null=True)
+    from_state = drf.CharField(allow_null=True)
     reason = drf.CharField(allow_blank=True)
     created_at = drf.DateTimeField()
 

@@ -29,7 +29,7 @@ def run(row: Run, epoch: Epoch, ready: Version | None) -> Json:
         "served_format": row.served_format,
         "announce": row.announce,
         "settings": {name: getattr(row, name) for name in SETTINGS},
-        "epoch": {"number": epoch.number},
+        "epoch": {"number": epoch.number, "from_version": epoch.from_version and epoch.from_version.number},
         "latest_ready": None if ready is None else {"number": ready.number, "state_digest": ready.state_digest},
         "created_at": moment(row.created_at),
     }
@@ -40,6 +40,7 @@ def epoch(row: Epoch) -> Json:
     return {
         "number": row.number,
         "from_version": None if row.from_version is None else row.from_version.number,
+        "from_state": row.from_state or None,
         "reason": row.reason,
         "created_at": moment(row.created_at),
     }

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -20,17 +20,18 @@ from mailboat.checkpoint.source import TensorSource
 from mailboat.client import Api
 from mailboat.digest import State, measure
 from mailboat.durable import disk_full_as_error, remove
-from mailboat.errors import MailboatError, Unreachable
+from mailboat.errors import InventoryMismatch, MailboatError, Unreachable
 from mailboat.image import Image
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
 from mailboat.patch.build import build_patch
-from mailboat.replies import AnchorFile, RunInfo, VersionInfo
+from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.trainer.copy import Candidate, LocalCopy
 from mailboat.trainer.hooks import NamedTensors, tensor_source
 from mailboat.transfer import file_blob, upload_bytes, upload_file
 
 PENDING = frozenset({"committed", "building", "validating"})
-FAILED = "failed"
+READY, FAILED = "ready", "failed"
+LOOK_BACK = 100  # versions among which the one before a step is looked for
 FIRST_POLL, LONGEST_POLL = 0.05, 2.0  # seconds between looks at a version that is not ready yet
 
 
@@ -76,12 +77,16 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Standing:
-    """Where a run stands: its newest version in whatever state, its last ready one (`parent`), the copy of that."""
+    """Where a run stands: its newest version in whatever state, the ready one that the next starts from (`parent`), the
+    copy of that. The first version of an epoch (`begins`) may also stand alone.
+    """
 
     info: RunInfo
     newest: VersionInfo | None
     parent: ParentRef | None
     image: Image | None
+    begins: bool = False
+    step: int | None = None  # of the parent
 
     @property
     def number(self) -> int:
@@ -162,6 +167,28 @@ class Publisher:
                 side_files = {file.path: image.read_side(file.path) for file in image.side_files} if image else {}
             return self._commit(tensor_source(named_tensors, side_files), step, standing, wait=wait)
 
+    def resume(
+        self,
+        *,
+        version: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        reason: str = "The trainer was resumed.",
+    ) -> int:
+        """Says that training goes on from an older state: a version by its number, or the served weights in
+        ``checkpoint``, which the server looks for among its versions and which need not be there. Returns the number of
+        the new epoch.
+
+        Numbers of versions go on; what was published after that state is given up, and islands on it are led over by
+        the next version. Raises Conflict ``parent_not_ready``, CheckpointError. Where steps are published, one that
+        goes back does the same by itself.
+        """
+        state = ""
+        if checkpoint is not None:
+            with Checkpoint.open(Path(checkpoint)) as opened:
+                state = measure(opened).digest
+        with self._lock:
+            return self._api.open_epoch(self._run, version, reason, from_state=state)
+
     def _publish(self, source: TensorSource, step: int | None, *, wait: bool) -> PublishedVersion:
         with self._lock:
             return self._commit(source, step, self._standing(), wait=wait)
@@ -177,26 +204,49 @@ class Publisher:
         info = self._api.run(self._run)
         if info.latest_ready is None:
             return _Standing(info, newest, None, None)
-        image = self._copy.bring_to(info.latest_ready, self._api, self._run, info.id)
-        parent = ParentRef(info.latest_ready.number, info.latest_ready.state_digest)
-        same = newest is not None and newest.number == parent.number
-        ready = newest if same and newest is not None else self._api.version(self._run, parent.number)
-        if ready.epoch != info.epoch:
-            # The first version of an epoch stands alone: it is the trainer's exact bytes, whatever came before.
-            return _Standing(info, newest, None, image)
-        return _Standing(info, newest, parent, image)
+        base = self._base(info, info.latest_ready.number, newest)
+        if base.state != READY:  # what the epoch goes on from is not kept any more
+            return _Standing(info, newest, None, None, begins=True)
+        ready = ReadyVersion(base.number, base.state_digest or "")
+        image = self._copy.bring_to(ready, self._api, self._run, info.id)
+        parent = ParentRef(ready.number, ready.state_digest)
+        return _Standing(info, newest, parent, image, base.epoch != info.epoch, base.step)
+
+    def _base(self, info: RunInfo, latest: int, newest: VersionInfo | None) -> VersionInfo:
+        """The version that the next patch starts from: the last ready one, or where a new epoch goes on from."""
+        ready = newest if newest is not None and newest.number == latest else self._api.version(self._run, latest)
+        if ready.epoch == info.epoch or info.epoch_from in {None, latest}:
+            return ready
+        return self._api.version(self._run, info.epoch_from)
 
     # -- one version
 
     def _commit(self, source: TensorSource, step: int | None, standing: _Standing, *, wait: bool) -> PublishedVersion:
-        if standing.parent is None or standing.image is None:
-            version = self._commit_anchor(source, step, standing)
-        else:
-            version = self._commit_patch(source, step, standing, standing.parent, standing.image)
+        if step is not None and not standing.begins and standing.step is not None and step < standing.step:
+            self._open_epoch(step, standing.step)
+            standing = self._standing()
+        version = self._commit_version(source, step, standing)
         if wait:
             version.wait_ready()
             self._copy.settle(version.digest)
         return version
+
+    def _commit_version(self, source: TensorSource, step: int | None, standing: _Standing) -> PublishedVersion:
+        if standing.parent is None or standing.image is None:
+            return self._commit_anchor(source, step, standing)
+        try:
+            return self._commit_patch(source, step, standing, standing.parent, standing.image)
+        except InventoryMismatch:
+            if not standing.begins:
+                raise
+            return self._commit_anchor(source, step, replace(standing, parent=None))
+
+    def _open_epoch(self, step: int, last: int) -> None:
+        """The trainer's step went back: it was resumed from an older state, whatever it said."""
+        recent = self._api.newest_versions(self._run, limit=LOOK_BACK)
+        before = (v.number for v in recent if v.state == READY and v.step is not None and v.step < step)
+        reason = f"The trainer's step went back from {last} to {step}."
+        self._api.open_epoch(self._run, next(before, None), reason)
 
     def _commit_patch(
         self, source: TensorSource, step: int | None, standing: _Standing, parent: ParentRef, image: Image
@@ -325,6 +375,8 @@ def publish_on_server(
         newest = _await_end(api, run, newest.number, None)
     info = api.run(run)
     parent = info.latest_ready.number if info.latest_ready else None
+    if newest is not None and newest.epoch != info.epoch:
+        parent = info.epoch_from if info.epoch_from is not None else parent
     number = 0 if newest is None else newest.number + 1
     version = api.commit_checkpoint(
         run, str(path.absolute()), number=number, parent=parent, epoch=info.epoch, step=step
