@@ -15,7 +15,8 @@ from typing import Self
 
 from django.conf import settings
 
-from controlplane.registry import selectors
+from controlplane.registry import routes
+from controlplane.registry.cost import Means
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Run, Version
 from mailboat.checkpoint.source import TensorSource
@@ -26,6 +27,7 @@ from workers.rebuild import walk
 from workers.work import Work
 
 _LOOK_SECONDS = 0.1
+LOCAL = Means.of(link=1e9)  # beside the blobs, nearly every byte is free
 
 
 class Copy:
@@ -69,11 +71,11 @@ class Copy:
             return image
         held = self._image.digest if self._image is not None else ""
         try:
-            route = selectors.plan(self._run, held, version.number)
+            route = routes.find(self._run, held, version.number, means=LOCAL, kinds=routes.PUBLISHED)
         except Refusal as refusal:
             if not held or refusal.code not in {"unknown_base", "no_route"}:
                 raise
-            route = selectors.plan(self._run, "", version.number)
+            route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
         if len(route.steps) > 1 or route.start is None:
             self._work.log(f"Bringing the worker's copy to version {version.number} in {len(route.steps)} steps.")
         kept, self._image = self._image, None  # walk closes it when it fails half way
@@ -83,7 +85,7 @@ class Copy:
             if route.start is None:
                 raise
             self._work.log(f"The worker's copy could not follow ({error}); it is rebuilt from an anchor.", "warning")
-            route = selectors.plan(self._run, "", version.number)
+            route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
             self._image = walk(self._work, self._run, route, folder=self._folder / "image")
         return self._image
 

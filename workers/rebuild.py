@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.registry import selectors
 from controlplane.registry.models import Run, Version
-from controlplane.registry.plan import Plan
+from controlplane.registry.routes import Plan
 from mailboat.errors import StoreError
 from mailboat.image import Image
 from workers.materials import checked_files, open_anchor, recorded_state

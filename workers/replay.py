@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controlplane.registry import selectors
+from controlplane.registry import routes
 from controlplane.registry.models import Version
 from mailboat.errors import DigestMismatch, ManifestError
 from mailboat.image import Image
@@ -20,7 +20,7 @@ def replay(work: Work) -> dict[str, Any]:
     if run is None:
         raise ManifestError("The job names no run; queue it again.")
     target = int(work.params["version"])
-    route = selectors.plan(run, "", target)
+    route = routes.find(run, "", target, kinds=routes.PUBLISHED)
     versions: list[dict[str, Any]] = []
     started = last = time.monotonic()
 

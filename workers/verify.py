@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import Challenge, Island
-from controlplane.registry import clock, selectors
+from controlplane.registry import clock, routes
 from controlplane.registry.errors import Missing, Refusal, WrongState
 from controlplane.registry.models import Version
 from mailboat.checkpoint.inventory import Inventory
@@ -132,7 +132,7 @@ def _bytes_of(work: Work, version: Version) -> Iterator[TensorSource]:
         if image is not None:
             yield image
             return
-    route = selectors.plan(version.run, "", version.number)
+    route = routes.find(version.run, "", version.number, kinds=routes.PUBLISHED)
     rebuilt = walk(work, version.run, route, folder=work.scratch / "image")
     try:
         yield rebuilt

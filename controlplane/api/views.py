@@ -21,7 +21,8 @@ from controlplane.api import representations as show
 from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
 from controlplane.api.repeating import repeatable
-from controlplane.registry import selectors, services, steering
+from controlplane.api.shapes import Nothing
+from controlplane.registry import routes, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
 
@@ -283,4 +284,4 @@ class Plan(ProjectView):
         held = request.query_params.get("from_digest", "")
         if held and not (len(held) == 64 and set(held) <= set("0123456789abcdef")):
             raise ValidationError({"from_digest": "It must be 64 hex digits."})
-        return Response(selectors.plan(self.run(run), held, paging.number(request, "to", None)).as_json())
+        return Response(routes.find(self.run(run), held, paging.number(request, "to", None)).as_json())

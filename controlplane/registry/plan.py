@@ -1,106 +1,189 @@
-"""The route to a version: which files, in which order. A pure function over what the run has; it reads no database.
+"""The route to a version: the one over step, merged and reverse patches and anchors that is servable soonest for an
+island's link, cores and codecs (`registry.cost`). A pure function over what the run has; it reads no database.
 
-From a version that is held, step patches lead to the target along its ancestors. Where they do not (nothing is held,
-the target lies behind, a patch was collected), the route starts from the nearest ancestor of the target with an
-anchor. A chain with a hole is refused, never jumped over.
+What is held and every anchor are where a route may begin; each patch leads on. Only patches that exist are edges: a
+chain with a hole is refused, never jumped over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
+
+from controlplane.registry.cost import Means
+
+STEP, MERGED, REVERSE = "step", "merged", "reverse"
+GROWTH = 0.7  # a merged patch over L versions has about L ** 0.7 times the bytes of one step (docs/adr/routes.md)
+
+
+class Edge(NamedTuple):
+    """A patch: `key` is its row, `origin` and `to` are numbers of versions."""
+
+    key: int
+    origin: int
+    to: int
+    kind: str
+    bytes: int
+    changed: int | None
+    codecs: str
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """What a plan needs of one version. `parts` is None without a step patch from the parent, `anchor` None without
-    one.
+class Route:
+    """`start` is the held version that it begins from; None when it begins at the anchor of version `anchor`.
+
+    `seconds` are those of each step, the anchor first; `proof` what the strong digests of the result take.
     """
 
-    number: int
-    state_digest: str
-    manifest: str
-    parent: int | None
-    parts: tuple[tuple[str, int], ...] | None  # sha256, size
-    anchor: tuple[Mapping[str, Any], ...] | None  # {path, sha256, size}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A route. `start` is the held version that it begins from, None when it begins from an anchor."""
-
     start: int | None
-    target: int
-    steps: tuple[dict[str, Any], ...]
+    anchor: int | None
+    edges: tuple[Edge, ...]
+    seconds: tuple[float, ...]
+    proof: float
     bytes: int
 
-    def as_json(self) -> dict[str, Any]:
-        """As the API answers it."""
-        return {"from": self.start, "to": self.target, "bytes": self.bytes, "steps": list(self.steps)}
+    @property
+    def total(self) -> float:
+        """Seconds from the first byte to a proven version."""
+        return sum(self.seconds) + self.proof
 
 
-class UnknownBase(Exception):  # noqa: N818  an answer, not a fault
-    """No version has the digest that is held."""
-
-
-class NoRoute(Exception):  # noqa: N818
+class NoRoute(Exception):  # noqa: N818  an answer, not a fault
     """Nothing leads to the target; the text says where the hole is."""
 
 
-def plan(nodes: Sequence[Node], target: int, held: str) -> Plan:
-    """The route from the state `held` (empty: nothing) to version `target`. Raises UnknownBase, NoRoute.
-
-    `nodes` holds the target, its ancestors and whatever may be held; versions that are not ready must not be among
-    them.
+def plan(
+    edges: Iterable[Edge],
+    anchors: Mapping[int, int],
+    held: Collection[int],
+    target: int,
+    *,
+    full_bytes: int,
+    means: Means,
+) -> Route:
+    """The soonest route to version `target` from one of the versions `held` (they have the same state; none: nothing
+    is held) or from an anchor ({version: bytes}). Raises NoRoute.
     """
-    by_number = {node.number: node for node in nodes}
-    if target not in by_number:
-        raise NoRoute(f"Version {target} is not ready.")
-    if held and not any(node.state_digest == held for node in nodes):
-        raise UnknownBase(
-            "No version of this run has the digest that you hold; ask without it to start from an anchor."
-        )
-    behind: list[Node] = []  # from the target backwards: the patches that have to be applied, last one first
-    hole = ""
-    node = by_number[target]
-    while True:
-        if held and node.state_digest == held:
-            return _route(node.number, target, None, behind)
-        if node.parts is None:
-            hole = f"Version {node.number} has no patch from its parent"
-            break
-        if node.parent is None or node.parent not in by_number:
-            hole = f"The parent of version {node.number} is not retained"
-            break
-        behind.append(node)
-        node = by_number[node.parent]
-    return _from_anchor(by_number, target, hole)
+    if target in held:
+        return Route(target, None, (), (), 0.0, 0)
+    edges = list(edges)
+    known = {codecs: means.knows(codecs) for codecs in {edge.codecs for edge in edges}}
+    usable = [edge for edge in edges if known[edge.codecs]]
+    search = _Search(usable, anchors, held, full_bytes, means)
+    found = search.to(target)
+    if found is None:
+        raise NoRoute(_hole(edges, usable, target))
+    if not found.proof:
+        return found
+    # The proof is paid once per route, so it can't be laid on edges: a route of the publisher's own patches alone may
+    # be sooner without it.
+    signed = _Search([edge for edge in usable if edge.kind == STEP], anchors, held, full_bytes, means).to(target)
+    return found if signed is None or found.total <= signed.total else signed
 
 
-def _from_anchor(by_number: Mapping[int, Node], target: int, hole: str) -> Plan:
-    """Starts from the nearest ancestor with an anchor; `hole` is where the chain of patches ends."""
-    behind: list[Node] = []
-    node = by_number[target]
-    while node.anchor is None:
-        if node.parts is None or node.parent is None or node.parent not in by_number:
-            raise NoRoute(f"{hole}, and no anchor lies between it and version {target}.")
-        behind.append(node)
-        node = by_number[node.parent]
-    return _route(None, target, node, behind)
+class _Search:
+    """Shortest paths from all beginnings at once."""
+
+    def __init__(
+        self, edges: list[Edge], anchors: Mapping[int, int], held: Collection[int], full_bytes: int, means: Means
+    ) -> None:
+        self._full = full_bytes
+        self._means = means
+        self._scan = {codecs: means.scan(codecs, full_bytes) for codecs in {edge.codecs for edge in edges}}
+        self._anchors, self._held = anchors, held
+        self._best: dict[int, float] = {
+            number: means.anchor(size, full_bytes) for number, size in anchors.items()
+        } | dict.fromkeys(held, 0.0)
+        self._came: dict[int, Edge] = {}
+        self._settle(edges)
+
+    def _settle(self, edges: list[Edge]) -> None:
+        """Patches lead to higher numbers, except the reverse ones: so one pass in the order of the numbers settles
+        nearly everything, and a pass that changes nothing is the last.
+        """
+        ahead = sorted((edge for edge in edges if edge.to > edge.origin), key=lambda edge: edge.to)
+        back = sorted((edge for edge in edges if edge.to < edge.origin), key=lambda edge: -edge.to)
+        self._relax(ahead)
+        while back and self._relax(back):
+            if not self._relax(ahead):
+                return
+
+    def _relax(self, edges: list[Edge]) -> bool:
+        best, came, scan = self._best, self._came, self._scan
+        per_byte, per_element = 1 / self._means.link, self._means.shipped(1)
+        better, unknown = False, float("inf")
+        for edge in edges:
+            _, origin, to, _, size, changed, codecs = edge
+            before = best.get(origin)
+            if before is None:
+                continue
+            seconds = before + size * per_byte + (changed or 0) * per_element + scan[codecs]
+            if seconds < best.get(to, unknown):
+                best[to], came[to] = seconds, edge
+                better = True
+        return better
+
+    def to(self, target: int) -> Route | None:
+        if target not in self._best:
+            return None
+        path: list[Edge] = []
+        at = target
+        while at in self._came:
+            path.append(self._came[at])
+            at = path[-1].origin
+        path.reverse()
+        means = self._means
+        seconds = [edge.bytes / means.link + means.shipped(edge.changed) + self._scan[edge.codecs] for edge in path]
+        size = sum(edge.bytes for edge in path)
+        proof = means.strong(self._full) if any(edge.kind != STEP for edge in path) else 0.0
+        if at in self._held:
+            return Route(at, None, tuple(path), tuple(seconds), proof, size)
+        begins = means.anchor(self._anchors[at], self._full)
+        return Route(None, at, tuple(path), (begins, *seconds), proof, size + self._anchors[at])
 
 
-def _route(start: int | None, target: int, anchor: Node | None, behind: Sequence[Node]) -> Plan:
-    steps: list[dict[str, Any]] = []
-    size = 0
-    if anchor is not None and anchor.anchor is not None:
-        files = [dict(file) for file in anchor.anchor]
-        size += sum(int(file["size"]) for file in files)
-        steps.append({"kind": "anchor", "version": anchor.number, "manifest": anchor.manifest, "files": files})
-    for node in reversed(behind):
-        parts = [{"sha256": sha256, "size": length} for sha256, length in node.parts or ()]
-        size += sum(length for _, length in node.parts or ())
-        steps.append(
-            {"kind": "patch", "from": node.parent, "to": node.number, "manifest": node.manifest, "parts": parts}
-        )
-    return Plan(start, target, tuple(steps), size)
+def _hole(edges: Sequence[Edge], usable: Sequence[Edge], target: int) -> str:
+    """Where the chain to the target ends, in one sentence."""
+    into: dict[int, list[int]] = defaultdict(list)
+    for edge in usable:
+        into[edge.to].append(edge.origin)
+    seen, queue = {target}, [target]
+    while queue:
+        fresh = [number for number in into[queue.pop()] if number not in seen]
+        seen.update(fresh)
+        queue += fresh
+    first = min(seen)
+    if any(edge.to == first for edge in edges):
+        return f"Every patch to version {first} has a codec that you do not know, and no anchor lies behind it."
+    return f"Version {first} has no patch from what you hold, and no anchor lies between it and version {target}."
+
+
+def estimate(edges: Iterable[Edge], origin: int, to: int) -> tuple[int, int, int] | None:
+    """What one patch from `origin` to `to` would have: bytes and changed elements, and how many steps lie between the
+    two. None where the steps that join them are not all there. Works in both directions, and over a fork.
+    """
+    into = {edge.to: edge for edge in edges if edge.kind == STEP}
+    near, far = _line(into, origin), _line(into, to)
+    shared = set(far)
+    common = next((number for number in near if number in shared), None)
+    if common is None:
+        return None
+    steps = [into[number] for line in (near, far) for number in line[: line.index(common)]]
+    if not steps:
+        return None
+    share = len(steps) ** (GROWTH - 1)
+    return (
+        int(sum(edge.bytes for edge in steps) * share),
+        int(sum(edge.changed or 0 for edge in steps) * share),
+        len(steps),
+    )
+
+
+def _line(into: Mapping[int, Edge], number: int) -> list[int]:
+    """A version and what it was made from, step by step."""
+    line = [number]
+    while (edge := into.get(line[-1])) is not None:
+        line.append(edge.origin)
+    return line

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
-from controlplane.registry import plan as planning
-from controlplane.registry.announcing import servable
-from controlplane.registry.errors import Missing, Refusal
-from controlplane.registry.models import Anchor, Blob, Channel, Epoch, PatchPart, Project, Run, Upload, Version
+from controlplane.registry.errors import Missing
+from controlplane.registry.models import Anchor, Blob, Channel, Epoch, Project, Run, Upload, Version
 
 READY = Version.State.READY
 
@@ -117,69 +114,6 @@ def upload(run: Run, key: Any) -> Upload:
     if found is None:
         raise Missing("There is no such upload in this run; announce the blob again to see where it stands.")
     return found
-
-
-def plan(run: Run, from_digest: str, to: int | None) -> planning.Plan:
-    """The route from what is held to version `to` (None: the newest ready one).
-
-    Raises Missing, Refusal `unknown_base` and `no_route`.
-    """
-    target = latest_ready(run) if to is None else Version.objects.filter(run=run, number=to).first()
-    if target is None:
-        raise Missing(
-            "There is no such version in this run." if to is not None else "The run has no ready version yet."
-        )
-    try:
-        try:
-            return planning.plan(plan_nodes(run, target.number, from_digest), target.number, from_digest)
-        except planning.NoRoute:
-            # After a rewind the chain passes by the nearest anchor: look at all there is before saying no.
-            nodes = plan_nodes(run, target.number, from_digest, whole=True)
-            return planning.plan(nodes, target.number, from_digest)
-    except planning.UnknownBase as error:
-        raise Refusal(str(error), code="unknown_base") from error
-    except planning.NoRoute as error:
-        raise Refusal(str(error), code="no_route") from error
-
-
-def plan_nodes(run: Run, target: int, held: str, *, whole: bool = False) -> list[planning.Node]:
-    """The rows from the nearest anchor (or the held version, when that is older) up to the target, and what is held.
-
-    With `whole`, from the first version on.
-    """
-    up_to = servable(run).filter(number__lte=target)
-    anchor = (
-        Anchor.objects.filter(version__in=up_to).order_by("-version__number").values_list("version__number", flat=True)
-    )
-    oldest = 0 if whole else anchor.first() or 0
-    holding = Q(state_digest=held) if held else Q(pk__in=[])
-    newest_held = up_to.filter(holding).order_by("-number").values_list("number", flat=True).first()
-    oldest = oldest if newest_held is None else min(oldest, newest_held)
-    chosen = list(
-        servable(run)
-        .filter(Q(number__gte=oldest, number__lte=target) | holding)
-        .values("pk", "number", "state_digest", "manifest_sha256", "parent__number")
-    )
-    keys = [row["pk"] for row in chosen]
-    parts: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for key, sha256, size in (
-        PatchPart.objects.filter(patch__to_version__in=keys, patch__kind="step")
-        .order_by("patch", "index")
-        .values_list("patch__to_version", "blob__sha256", "blob__size")
-    ):
-        parts[key].append((sha256, size))
-    anchors = dict(Anchor.objects.filter(version__in=keys).values_list("version", "files"))
-    return [
-        planning.Node(
-            number=row["number"],
-            state_digest=row["state_digest"],
-            manifest=row["manifest_sha256"],
-            parent=row["parent__number"],
-            parts=tuple(parts[row["pk"]]) if row["pk"] in parts else None,
-            anchor=tuple(anchors[row["pk"]]) if row["pk"] in anchors else None,
-        )
-        for row in chosen
-    ]
 
 
 def heads(project: Project) -> QuerySet[Channel]:

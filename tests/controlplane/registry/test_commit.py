@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from controlplane.jobs.models import Job
-from controlplane.registry import blobs, selectors, services
+from controlplane.registry import blobs, routes, services
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Anchor, Blob, Patch, Run, Version
 from tests.controlplane.making import Built, build, commit, inventory_of, make_ready, ready, series, upload
@@ -271,9 +271,9 @@ def test_a_rewind_past_the_nearest_anchor_has_a_route(run: Run) -> None:
     ready(run, 2, second, anchored=True)
     services.begin_epoch(run, 1, "Resumed from step 10.", actor="test")
     rewound = ready(run, 3, second, epoch=1)
-    steps = selectors.plan(run, "", 3).steps
+    steps = routes.find(run, "", 3).steps
     assert [step.get("version", step.get("to")) for step in steps] == [0, 1, 3]
-    assert len(selectors.plan(run, second.state_digest, rewound.number).steps) == 1
+    assert len(routes.find(run, second.state_digest, rewound.number).steps) == 1
 
 
 # Epochs

@@ -1,0 +1,77 @@
+"""What a route costs an island in seconds: bytes over its link, then decoding and proving on its cores.
+
+The rates are bytes of the model per second on one core, measured by `bench/codec` (docs/codec.md) and rounded down.
+They decide only between routes, so what every route pays alike (the commit, the scan after it) counts for nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DEFAULT_LINK = 12_500_000.0  # bytes per second, of an island that nobody has measured: 100 Mbit/s
+DEFAULT_CORES = 4
+MORE_CORES = 0.7  # what each core after the first adds: all of them share the memory's bandwidth
+CONTEXTUAL = 2.0e9  # scans the base whole: positions are coded given the old weights
+XOR = 2.0e9
+POSITIONAL = 6.0e9
+DENSE = 2.5e9  # every byte is read, written and summed
+STRONG = 1.7e9  # BLAKE3 over the result, where the publisher did not sign the bytes
+COPY = 1.2e9  # an anchor's bytes: from download to base, from base to image
+SHIPPED = 60e-9  # seconds per changed element on one core: its position, its bytes, its share of the sums
+STEP = 0.03  # seconds per step: manifest, digests and parts are calls of their own
+CODECS = {"contextual": CONTEXTUAL, "xor": XOR, "dense": DENSE, "positional": POSITIONAL}
+SLOWEST = min(CODECS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What an island travels with. `codecs` None: every one that there is. `speed` is how many times as fast as one
+    core of the measurements it decodes and proves.
+    """
+
+    link: float = DEFAULT_LINK
+    speed: float = 1.0
+    codecs: frozenset[str] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        link: float | None = None,
+        cores: int | None = None,
+        codecs: Iterable[str] | None = None,
+        apply: float | None = None,
+    ) -> Means:
+        """From what is known of it. `apply` (bytes of the model per second, as it measured them over whole updates)
+        says more than the number of its cores.
+        """
+        speed = 1.0 + MORE_CORES * (max(1, cores or DEFAULT_CORES) - 1)
+        if apply:
+            speed = max(0.05, min(apply / CONTEXTUAL, 4 * speed))
+        return cls(
+            link=float(max(1, link)) if link else DEFAULT_LINK,
+            speed=speed,
+            codecs=None if codecs is None else frozenset(codecs),
+        )
+
+    def knows(self, codecs: str) -> bool:
+        """Whether it can decode a patch with these codecs (separated by commas; empty: not known)."""
+        return self.codecs is None or not codecs or self.codecs.issuperset(codecs.split(","))
+
+    def scan(self, codecs: str, full_bytes: int) -> float:
+        """Seconds to go over the model once for a patch with these codecs."""
+        rate = min((CODECS.get(codec, SLOWEST) for codec in codecs.split(",")), default=SLOWEST)
+        return STEP + full_bytes / (rate * self.speed)
+
+    def shipped(self, changed: int | None) -> float:
+        """Seconds for the elements that a patch carries."""
+        return SHIPPED * (changed or 0) / self.speed
+
+    def strong(self, full_bytes: int) -> float:
+        """Seconds for the strong digests of a result, once per route with bytes that the publisher did not sign."""
+        return full_bytes / (STRONG * self.speed)
+
+    def anchor(self, size: int, full_bytes: int) -> float:
+        """Seconds from an anchor's first byte to an image that is proven."""
+        return STEP + size / self.link + 2 * size / COPY + self.strong(full_bytes)
