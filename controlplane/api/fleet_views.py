@@ -76,6 +76,7 @@ class RevokeEnrolmentToken(ProjectView):
     @extend_schema(request=None, responses=people_answers.EnrolmentKey)
     def post(self, request: Request, project: str, token: int) -> Response:
         """At once; islands that it has enrolled stay. Again changes nothing."""
+        self.no_body(request)
         row = selectors.enrolment_token(self.caller.project, token)
         services.revoke_enrolment_token(row, actor=self.caller.actor)
         return Response(people.enrolment_token(row, clock.now()))

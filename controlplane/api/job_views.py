@@ -73,5 +73,6 @@ class CancelJob(ProjectView):
     @extend_schema(request=None, responses={202: answers.JobInShort})
     def post(self, request: Request, project: str, job: uuid.UUID) -> Response:
         """Asks to stop; 409 when it has ended."""
+        self.no_body(request)
         row = services.cancel(selectors.job(self.caller.project, job), self.caller.actor)
         return Response(show.job(row), status=202)

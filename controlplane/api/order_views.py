@@ -20,6 +20,7 @@ from controlplane.api import answers
 from controlplane.api import people_serializers as accept
 from controlplane.api import representations as show
 from controlplane.api.conditional import ETAG, IF_MATCH, seen_if_said, tagged
+from controlplane.api.shapes import Nothing
 from controlplane.api.views import ProjectView
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Island
@@ -76,6 +77,8 @@ class Drain(Order):
 class StopDrain(Order):
     """Takes a drain back."""
 
+    shape = Nothing
+
     def give(self, island: Island, body: dict[str, Any], *, actor: str, seen: int | None) -> None:
         """Requests are taken again."""
         services.stop_drain(island, actor=actor, seen=seen)
@@ -116,6 +119,8 @@ class Pin(Order):
 class Unpin(Order):
     """Lets an island follow its channel again."""
 
+    shape = Nothing
+
     def give(self, island: Island, body: dict[str, Any], *, actor: str, seen: int | None) -> None:
         """Takes the pin away."""
         services.unpin(island, actor=actor, seen=seen)
@@ -124,6 +129,8 @@ class Unpin(Order):
 @_order(None)
 class Rotate(Order):
     """A new credential with the next heartbeat."""
+
+    shape = Nothing
 
     def give(self, island: Island, body: dict[str, Any], *, actor: str, seen: int | None) -> None:
         """The old one works until the new one was used."""
@@ -147,6 +154,7 @@ class Verify(ProjectView):
     @extend_schema(request=None, responses={200: answers.JobInFull, 202: answers.JobInFull})
     def post(self, request: Request, project: str, island: uuid.UUID) -> Response:
         """Starts a verify job (202), or joins the one that is unfinished (200)."""
+        self.no_body(request)
         job, new = triggers.verify(self.caller.project, island, actor=self.caller.actor)
         row = jobs.job(self.caller.project, job.pk)
         return Response(show.job(row, jobs.events(row)), status=202 if new else 200)

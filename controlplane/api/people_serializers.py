@@ -4,55 +4,53 @@ sense.
 
 from __future__ import annotations
 
-from rest_framework import serializers
-
 from controlplane.accounts.models import Membership, Token
-from controlplane.api.serializers import Whole
+from controlplane.api.shapes import Body, Choice, Slug, Text, Whole
 
 DAY = 86400
 LONGEST_DRAIN = 7 * DAY
 ROLES = [Token.Role.PUBLISHER, Token.Role.OPERATOR, Token.Role.VIEWER]  # islands get theirs by enrolment
 
 
-class NewToken(serializers.Serializer):
+class NewToken(Body):
     """POST tokens."""
 
-    name = serializers.CharField(max_length=80)
-    role = serializers.ChoiceField(ROLES)
-    run = serializers.SlugField(max_length=80, allow_null=True, default=None)
+    name = Text(max_length=80)
+    role = Choice(ROLES)
+    run = Slug(max_length=80, allow_null=True, default=None)
     days = Whole(min_value=1, max_value=3650, allow_null=True, default=None)
 
 
-class Rotation(serializers.Serializer):
+class Rotation(Body):
     """POST tokens/{id}/rotate."""
 
     overlap_seconds = Whole(max_value=30 * DAY, default=DAY)
     days = Whole(min_value=1, max_value=3650, allow_null=True, default=None)
 
 
-class NewMember(serializers.Serializer):
+class NewMember(Body):
     """POST members."""
 
-    name = serializers.CharField(max_length=150)
-    role = serializers.ChoiceField(Membership.Role.choices)
+    name = Text(max_length=150)
+    role = Choice(Membership.Role.choices)
 
 
-class MemberRole(serializers.Serializer):
+class MemberRole(Body):
     """PATCH members/{user}."""
 
-    role = serializers.ChoiceField(Membership.Role.choices)
+    role = Choice(Membership.Role.choices)
 
 
-class Reason(serializers.Serializer):
+class Reason(Body):
     """Orders that may be explained."""
 
-    reason = serializers.CharField(max_length=1000, allow_blank=True, default="")
+    reason = Text(max_length=1000, allow_blank=True, default="")
 
 
-class RequiredReason(serializers.Serializer):
+class RequiredReason(Body):
     """Orders that have to be explained."""
 
-    reason = serializers.CharField(max_length=1000)
+    reason = Text(max_length=1000)
 
 
 class Drain(Reason):
@@ -67,7 +65,7 @@ class Pin(Reason):
     version = Whole()
 
 
-class Approval(serializers.Serializer):
+class Approval(Body):
     """POST islands/{id}/approve."""
 
-    fingerprint = serializers.CharField(max_length=100)
+    fingerprint = Text(max_length=100)

@@ -160,6 +160,7 @@ class RevokeToken(ProjectView):
     @extend_schema(request=None, responses=people_answers.Token)
     def post(self, request: Request, project: str, token: int) -> Response:
         """At once; again changes nothing."""
+        self.no_body(request)
         services.revoke_token(selectors.token(self.caller.project, token), actor=self.caller.actor)
         return Response(_shown(self, token))
 

@@ -68,7 +68,18 @@ def add_plain_views(result: Json, **_: Any) -> Json:
                 if parameter["in"] == "path" and parameter["name"] in _PARTS:
                     parameter["schema"] = _PARTS[parameter["name"]]
     result["paths"] = dict(sorted(result["paths"].items()))
+    _close_bodies(result)
     return result
+
+
+def _close_bodies(result: Json) -> None:
+    """A key that nobody knows is refused (`api.shapes.Body`): the document says so too."""
+    shapes = result["components"]["schemas"]
+    for methods in result["paths"].values():
+        for operation in methods.values():
+            said = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            if name := said.get("$ref", "").rpartition("/")[2]:
+                shapes[name]["additionalProperties"] = False
 
 
 def _plain() -> dict[str, dict[str, Json]]:

@@ -25,6 +25,8 @@ from controlplane.api.shapes import Nothing
 from controlplane.registry import routes, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
+from mailboat import __version__
+from mailboat.compatibility import newer
 
 
 class ProjectView(APIView):
@@ -37,9 +39,14 @@ class ProjectView(APIView):
 
     def body(self, request: Request, kind: type[drf.Serializer]) -> dict[str, Any]:
         """The checked body. Raises ValidationError."""
-        serializer = kind(data=request.data)
+        agent = request.headers.get("User-Agent", "").partition("mailboat/")[2]
+        serializer = kind(data=request.data, context={"newer": newer(agent, __version__)})
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
+
+    def no_body(self, request: Request) -> None:
+        """Refuses a body with anything in it. Raises ValidationError."""
+        self.body(request, Nothing)
 
     def run(self, name: str) -> Run:
         """A run that the caller may see. Raises Missing."""
@@ -201,6 +208,7 @@ class CompleteUpload(ProjectView):
     @extend_schema(request=None, responses={200: answers.BlobStanding})
     def post(self, request: Request, project: str, run: str, upload: uuid.UUID) -> Response:
         """Joins the parts and checks the digest. 409 `parts_missing` names those that are not there."""
+        self.no_body(request)
         services.finish_parts(selectors.upload(self.run(run), upload))
         return Response({"exists": True})
 

@@ -92,5 +92,6 @@ class RerunJob(ProjectView):
         """A new job (202) with the same parameters, or the unfinished one that does the same (200). 409
         `not_rerunnable` for one that did not fail, and for those that end with their version.
         """
+        self.no_body(request)
         again, new = services.rerun(selectors.job(self.caller.project, job), self.caller.actor)
         return Response(rows.job(selectors.job(self.caller.project, again.pk)), status=202 if new else 200)

@@ -80,7 +80,8 @@ def _exercise(operation: Any, world: dict[str, Any], token: str, done: set[str])
         response = case.call(base_url=world["server"], headers={"Authorization": f"Bearer {token}"})
         if response.status_code < 300:
             done.add(operation.label)
-        case.validate_response(response, checks=CHECKS)
+        full = response.status_code == 507  # announcing more than the disk has left is refused, and that is no fault
+        case.validate_response(response, checks=CHECKS[1:] if full else CHECKS)
 
     call()
 

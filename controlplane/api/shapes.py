@@ -1,0 +1,113 @@
+"""What a body of the API is made of: objects of known keys, and values of the type that they should be.
+
+DRF's own fields take 5 for a text and "yes" for true; a caller who sends such has made a mistake that would show up
+much later. Only shapes live here: which bodies there are stands in the modules of serialisers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from rest_framework import serializers
+
+BIG = (1 << 63) - 1
+NAMED = 8  # unknown keys that a refusal names
+LONGEST_NAME = 80
+
+
+class Body(serializers.Serializer):
+    """An object whose every key is known.
+
+    In the context `newer` is true when the caller is a release of ours that this one does not know yet: what it says
+    beyond that is passed over, so that islands and trainers outlive a control plane that was taken back to the release
+    before (`mailboat.compatibility`).
+    """
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Refuses keys that stand for nothing, by name."""
+        unknown = sorted(map(str, data.keys() - self.fields.keys())) if isinstance(data, dict) else []
+        if unknown and not self.context.get("newer", False):
+            known = ", ".join(self.fields)
+            said = f"There is no such key here; {f'there are {known}' if known else 'this call takes no body'}."
+            raise serializers.ValidationError({name[:LONGEST_NAME]: said for name in unknown[:NAMED]})
+        return super().to_internal_value(data)
+
+
+class Nothing(Body):
+    """Calls whose address says everything: no body, or an empty object."""
+
+
+class Whole(serializers.IntegerField):
+    """A number that is a JSON integer, not a text or a fraction that looks like one, and fits a database column."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"min_value": 0, "max_value": BIG, **options})
+
+    def to_internal_value(self, data: Any) -> int:
+        """Refuses everything but integers."""
+        if type(data) is not int:
+            self.fail("invalid")
+        return int(super().to_internal_value(data))
+
+
+class Real(serializers.FloatField):
+    """A JSON number."""
+
+    def to_internal_value(self, data: Any) -> float:
+        """Refuses everything but numbers, and those that no float can hold."""
+        if type(data) not in {int, float} or abs(data) > 1e300:
+            self.fail("invalid")
+        return float(super().to_internal_value(data))
+
+
+class Flag(serializers.BooleanField):
+    """true or false."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        """Refuses what only means it."""
+        if type(data) is not bool:
+            self.fail("invalid", input=str(data)[:LONGEST_NAME])
+        return data
+
+
+class _Text:
+    """A JSON string, not something that could be written as one."""
+
+    def to_internal_value(self, data: Any) -> str:
+        """Refuses everything but texts."""
+        if type(data) is not str:
+            self.fail("invalid")  # type: ignore[attr-defined]
+        return str(super().to_internal_value(data))  # type: ignore[misc]
+
+
+class Text(_Text, serializers.CharField):
+    """Any text."""
+
+
+class Slug(_Text, serializers.SlugField):
+    """Letters, digits, hyphens and underscores."""
+
+
+class Pattern(_Text, serializers.RegexField):
+    """A text of a given form."""
+
+
+class Choice(serializers.ChoiceField):
+    """One of some words."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Refuses everything but texts; the words are compared as they are."""
+        if not isinstance(data, str):
+            self.fail("invalid_choice", input=str(data)[:LONGEST_NAME])
+        return super().to_internal_value(data)
+
+
+class Identifier(serializers.UUIDField):
+    """A UUID in its usual form."""
+
+    def to_internal_value(self, data: Any) -> uuid.UUID:
+        """Refuses numbers."""
+        if not isinstance(data, str):
+            self.fail("invalid", value=str(data)[:LONGEST_NAME])
+        return uuid.UUID(str(super().to_internal_value(data)))
