@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"0", "false", "no", "off", ""})
 SECRET_CHARACTERS = 64
+HEAD_KEY = re.compile(r"[0-9a-f]{64}")
+MOST_HEAD_KEYS = 4
 BLOB_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"})
 
 
@@ -131,6 +134,20 @@ def peppers() -> dict[int, bytes]:
                 "MAILBOAT_PEPPERS must read 1:HEX,2:HEX with at least 32 hex digits each."
             ) from None
         found[int(number)] = key
+    return found
+
+
+def head_keys() -> dict[int, str]:
+    """Numbered private keys (Ed25519 seeds, hex) that sign heads. See `controlplane.head_keys`."""
+    raw = secret("MAILBOAT_HEAD_KEYS") or kept_secret("head-keys")
+    found: dict[int, str] = {}
+    for item in raw.split(","):
+        number, value = item.strip().split(":", 1) if ":" in item else ("1", item.strip())
+        if not (number.isascii() and number.isdecimal() and int(number) > 0 and HEAD_KEY.fullmatch(value)):
+            raise EnvironmentProblem("MAILBOAT_HEAD_KEYS must read 1:HEX,2:HEX with 64 hex digits each.")
+        found[int(number)] = value
+    if len(found) > MOST_HEAD_KEYS:
+        raise EnvironmentProblem(f"MAILBOAT_HEAD_KEYS holds more than {MOST_HEAD_KEYS} keys; retire old ones.")
     return found
 
 

@@ -18,6 +18,7 @@ try:
     SECRET_KEY = env.secret("MAILBOAT_SECRET_KEY") or env.kept_secret("django")
     MAILBOAT_HOME = env.home()
     MAILBOAT_PEPPERS = env.peppers()
+    env.head_keys()  # read again for each signature (controlplane.head_keys); what can't be read stops the start
     MAILBOAT_BLOB_ROOT = env.blob_root()
     MAILBOAT_BLOB_URL = env.blob_url()
     MAILBOAT_CHECKPOINT_ROOTS = env.checkpoint_roots()

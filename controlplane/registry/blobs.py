@@ -2,7 +2,7 @@
 
     runs/<run>/blobs/<sha256>        whole, verified, never written again
     runs/<run>/uploads/<upload>      bytes on their way (a file, or a prefix with one object per part)
-    runs/<run>/channels/<name>.json  the head of a channel, so that islands can follow the store alone
+    runs/<run>/...json, head-keys/   documents for islands that follow the store alone (registry.beside)
 
 `store()` is the deployment's one: the folder `MAILBOAT_BLOB_ROOT`, or the object store that `MAILBOAT_BLOB_URL` names.
 Whichever it is, a readable name under `blobs/` never exists before its bytes are whole and checked. A store knows no
@@ -147,14 +147,22 @@ class BlobStore(Protocol):
         """
         ...
 
-    # Heads
+    # Documents beside the blobs: small, under names that `registry.beside` makes
 
-    def write_head(self, run: uuid.UUID, channel: str, envelope: bytes) -> None:
-        """Replaces the head of a channel beside the blobs: readers see the old one or the new one."""
+    def write_document(self, name: str, data: bytes) -> None:
+        """Replaces a document: readers see the old one or the new one."""
         ...
 
-    def read_head(self, run: uuid.UUID, channel: str) -> bytes | None:
-        """The head beside the blobs; None when there is none."""
+    def read_document(self, name: str) -> bytes | None:
+        """The document; None when there is none."""
+        ...
+
+    def remove_document(self, name: str) -> None:
+        """Harmless when it is gone."""
+        ...
+
+    def documents(self, folder: str) -> frozenset[str]:
+        """The names of the documents right below `folder`, which ends in a slash, without it."""
         ...
 
 
@@ -183,8 +191,3 @@ def key(run: uuid.UUID, sha256: str) -> str:
 def upload_key(run: uuid.UUID, upload: uuid.UUID) -> str:
     """Where the bytes of an upload gather."""
     return f"runs/{run}/uploads/{upload}"
-
-
-def head_key(run: uuid.UUID, channel: str) -> str:
-    """Where a channel's head lies for those who read the store alone."""
-    return f"runs/{run}/channels/{channel}.json"

@@ -6,23 +6,24 @@ blobs it appears only after the commit, so that the file never says more than th
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
 
-import structlog
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Max
 from django.db.models.functions import Now
 
+from controlplane import head_keys
 from controlplane.audit import services as audit
-from controlplane.registry import blobs, clock
-from controlplane.registry.errors import Refusal, WrongState
+from controlplane.registry import beside, clock
+from controlplane.registry.beside import encoded
+from controlplane.registry.errors import WrongState
 from controlplane.registry.models import Channel, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
+from mailboat.signing import HEAD, KeyDocument, endorse, sign
 
-log = structlog.get_logger(__name__)
+__all__ = ["announce_keys", "encoded", "move", "raise_generation", "renew_heads"]
 
 NOTIFICATION = "mailboat_head"
 GENERATIONS_BEGIN = 1_735_689_600  # 2025-01-01, as seconds since 1970
@@ -70,37 +71,46 @@ def _notify(channel: Channel) -> None:
 
 
 def renew_heads() -> int:
-    """Gives every head that is past half of its life a new expiry under the same serial; returns how many.
+    """Gives every head that is past half of its life, or is not signed by the keys of today, a new expiry under the
+    same serial; returns how many.
 
     Also puts back what is missing beside the blobs.
     """
-    limit = timedelta(days=settings.MAILBOAT_HEAD_DAYS) / 2
-    due = list(Channel.objects.filter(version__isnull=False, expires_at__lt=Now() + limit).values_list("pk", flat=True))
-    for key in due:
+    limit, names = timedelta(days=settings.MAILBOAT_HEAD_DAYS) / 2, set(head_keys.public().values())
+    held = Channel.objects.filter(version__isnull=False)
+    due = list(held.filter(expires_at__lt=Now() + limit).values_list("pk", flat=True))
+    others = held.exclude(pk__in=due).values_list("pk", "head_envelope__signatures")
+    due += [key for key, signatures in others if {item["keyid"] for item in signatures} != names]
+    _renew(due)
+    beside.put_back()
+    return len(due)
+
+
+def announce_keys() -> int:
+    """After a change of the head keys: each older key vouches for the newer ones, and every head is signed anew.
+
+    Returns how many heads there are.
+    """
+    keys = head_keys.current()
+    for number, public_key in head_keys.public().items():
+        document = KeyDocument(HEAD, None, public_key)
+        older = [private for other, private in sorted(keys.items()) if other < number]
+        if older:
+            envelope = endorse(document, older[0])
+            for private in older[1:]:
+                envelope = sign(envelope, private)
+            beside.write_key(None, public_key, envelope)
+    every = list(Channel.objects.filter(version__isnull=False).values_list("pk", flat=True))
+    _renew(every)
+    return len(every)
+
+
+def _renew(keys: Iterable[int]) -> None:
+    for key in keys:
         with transaction.atomic():
             channel = Channel.objects.select_for_update(of=["self"]).select_related("version__epoch").get(pk=key)
             if channel.version is not None:
                 _write(channel, channel.version, channel.serial)
-    for channel in Channel.objects.filter(version__isnull=False):
-        if blobs.store().read_head(channel.run_id, channel.name) is None:
-            write_file(channel)
-    return len(due)
-
-
-def write_file(channel: Channel) -> None:
-    """Copies the head beside the blobs. A store that is full or away is logged: the database holds the truth, and the
-    next move (or renewal) writes again.
-    """
-    channel.refresh_from_db(fields=["head_envelope"])
-    try:
-        blobs.store().write_head(channel.run_id, channel.name, encoded(channel.head_envelope))
-    except (Refusal, OSError) as error:
-        log.error("head not written beside the blobs", channel=str(channel), error=str(error))
-
-
-def encoded(envelope: Any) -> bytes:
-    """The bytes of an envelope as served: the same for the file, the answer and the ETag."""
-    return json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _write(channel: Channel, version: Version, serial: int) -> None:
@@ -118,15 +128,17 @@ def _write(channel: Channel, version: Version, serial: int) -> None:
         issued=int(issued.timestamp()),
         expires=int(expires.timestamp()),
     )
-    envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_dict()
+    envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes())
+    for private in head_keys.current().values():
+        envelope = sign(envelope, private)
     rows = Channel.objects.filter(pk=channel.pk, serial=channel.serial).update(
         version=version,
         serial=serial,
-        head_envelope=envelope,
+        head_envelope=envelope.to_dict(),
         expires_at=expires,
         revision=F("revision") + int(serial != channel.serial),
     )
     if rows != 1:
         raise WrongState(f"The channel {channel.name} moved meanwhile; nothing was changed.")
     channel.refresh_from_db()
-    transaction.on_commit(lambda: write_file(channel), robust=True)
+    transaction.on_commit(lambda: beside.write_head(channel), robust=True)

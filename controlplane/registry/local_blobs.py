@@ -47,9 +47,9 @@ class LocalBlobs:
         """Where the bytes of an upload gather."""
         return self.root / blobs.upload_key(run, upload)
 
-    def head_path(self, run: uuid.UUID, channel: str) -> Path:
-        """Where a channel's head lies."""
-        return self.root / blobs.head_key(run, channel)
+    def document_path(self, name: str) -> Path:
+        """Where a document lies."""
+        return self.root / name
 
     def size(self, run: uuid.UUID, sha256: str) -> int | None:
         """Bytes of the blob; None when it is not here."""
@@ -197,19 +197,31 @@ class LocalBlobs:
         self.finish(run, upload, sha256, length)
         return ()
 
-    def write_head(self, run: uuid.UUID, channel: str, envelope: bytes) -> None:
-        """Replaces the head of a channel."""
-        target = self.head_path(run, channel)
+    def write_document(self, name: str, data: bytes) -> None:
+        """Replaces a document."""
+        target = self.document_path(name)
         with _full_disk_is_said(), _temporary(target) as (handle, temporary):
-            _write_all(handle, envelope)
+            _write_all(handle, data)
             _publish(handle, temporary, target)
 
-    def read_head(self, run: uuid.UUID, channel: str) -> bytes | None:
-        """The head beside the blobs; None when there is none."""
+    def read_document(self, name: str) -> bytes | None:
+        """The document; None when there is none."""
         try:
-            return self.head_path(run, channel).read_bytes()
+            return self.document_path(name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def remove_document(self, name: str) -> None:
+        """Harmless when it is gone."""
+        self.document_path(name).unlink(missing_ok=True)
+
+    def documents(self, folder: str) -> frozenset[str]:
+        """The names of the documents right below `folder`."""
+        try:
+            found = (path.name for path in (self.root / folder).iterdir())
+            return frozenset(name for name in found if not name.startswith("."))
+        except FileNotFoundError:
+            return frozenset()
 
 
 def _missing(sha256: str) -> Missing:

@@ -203,20 +203,29 @@ class ObjectBlobs:
             self._join(run, upload, sha256, length, [key for _, key, _, _ in parts])
         return missing
 
-    # Heads
+    # Documents
 
-    def write_head(self, run: uuid.UUID, channel: str, envelope: bytes) -> None:
-        """Replaces the head of a channel."""
+    def write_document(self, name: str, data: bytes) -> None:
+        """Replaces a document."""
         with _refused():
-            obstore.put(self._store, blobs.head_key(run, channel), envelope)
+            obstore.put(self._store, name, data)
 
-    def read_head(self, run: uuid.UUID, channel: str) -> bytes | None:
-        """The head beside the blobs; None when there is none."""
+    def read_document(self, name: str) -> bytes | None:
+        """The document; None when there is none."""
         try:
-            with _refused("head"):
-                return bytes(obstore.get(self._store, blobs.head_key(run, channel)).bytes())
+            with _refused("document"):
+                return bytes(obstore.get(self._store, name).bytes())
         except Missing:
             return None
+
+    def remove_document(self, name: str) -> None:
+        """Harmless when it is gone."""
+        self._delete([name])
+
+    def documents(self, folder: str) -> frozenset[str]:
+        """The names of the documents right below `folder`."""
+        names = (key.removeprefix(folder) for key in self._sizes(folder))
+        return frozenset(name for name in names if "/" not in name)
 
     # The store itself
 

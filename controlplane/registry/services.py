@@ -6,6 +6,7 @@ names the expected state. A repeated commit of the same content is harmless; of 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import announcing, blobs, submission
+from controlplane.registry import announcing, beside, blobs, keys, submission
 from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
@@ -191,8 +192,9 @@ def add_blob(run: Run, content: bytes | Path) -> Blob:
 def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tuple[Version, bool]:
     """Commits a version that its manifest defines; the second value is True when it is new.
 
-    Raises Unacceptable `manifest_invalid`, `anchor_invalid`, `missing_parts`, `inventory_mismatch` and Refusal
-    `version_conflict`, `wrong_epoch`, `wrong_parent`, `parent_not_ready`.
+    Raises Unacceptable `manifest_invalid`, `anchor_invalid`, `missing_parts`, `inventory_mismatch`,
+    `signature_missing`, `signature_invalid`, `key_revoked` and Refusal `version_conflict`, `wrong_epoch`,
+    `wrong_parent`, `parent_not_ready`.
     """
     sent = submission.parse(run, envelope, anchor)
     existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
@@ -206,6 +208,7 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
         existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
         if existing is not None:
             return _same_manifest(existing, sent), False
+        keys.require_signature(run, sent.envelope)
         manifest = sent.manifest
         epoch = _require_place(run, manifest.number, manifest.epoch)
         parent = _require_parent(run, epoch, None if manifest.parent is None else manifest.parent.number, manifest)
@@ -241,6 +244,7 @@ def commit_checkpoint(
             if told != (path, parent, epoch, step):
                 raise _conflict(run, number)
             return existing, False
+        keys.require_unsigned_allowed(run)
         row = _require_place(run, number, epoch)
         parent_row = _require_parent(run, row, parent, None)
         version = Version.objects.create(
@@ -302,6 +306,7 @@ def begin_validating(
     manifest = sent.manifest
     with transaction.atomic():
         locked = _lock(run)
+        keys.require_signature(run, sent.envelope)
         version.refresh_from_db()
         parent = version.parent and version.parent.number
         if (manifest.number, manifest.epoch, manifest.parent and manifest.parent.number) != (
@@ -336,6 +341,7 @@ def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = 
         version.refresh_from_db()
         if codecs:
             Patch.objects.filter(to_version=version).update(codecs=codecs)
+        transaction.on_commit(partial(beside.write_version, version), robust=True)
         announcing.announce(version)
         audit.record(
             run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest}

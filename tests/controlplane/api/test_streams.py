@@ -18,7 +18,7 @@ from django.db import connection
 
 from controlplane.accounts import services as accounts
 from controlplane.lane import LOOKERS, THREADS
-from controlplane.registry import blobs, services
+from controlplane.registry import beside, blobs, services
 from controlplane.registry.errors import StorageFull
 from controlplane.registry.models import Blob, Channel, Project, Run, Upload
 from tests.controlplane.conftest import enrol
@@ -305,7 +305,7 @@ def test_no_head_yet_is_204(publisher: Http) -> None:
 def test_head_with_etag(run: Run, publisher: Http) -> None:
     ready(run, 0)
     status, headers, body = publisher("GET", HEAD)
-    assert status == 200 and body == blobs.store().head_path(run.pk, "latest").read_bytes()
+    assert status == 200 and body == blobs.store().document_path(beside.head_name(run.pk, "latest")).read_bytes()
     assert publisher("GET", HEAD, If_None_Match=headers["etag"])[0] == 304
     assert publisher("GET", HEAD + "?after=1&wait=1", If_None_Match=headers["etag"])[0] == 304
     assert publisher("GET", HEAD + "?after=0&wait=60")[0] == 200

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from controlplane.audit.models import Entry
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import blobs, heads, services
+from controlplane.registry import beside, blobs, heads, services
 from controlplane.registry.errors import WrongState
 from controlplane.registry.models import Channel, Run, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
@@ -39,7 +39,9 @@ def test_ready_moves_latest_and_writes_its_head(run: Run) -> None:
 def test_head_lies_beside_the_blobs_once_it_is_committed(run: Run) -> None:
     ready(run, 0)
     channel = Channel.objects.get(run=run, name="latest")
-    assert blobs.store().head_path(run.pk, "latest").read_bytes() == heads.encoded(channel.head_envelope)
+    assert blobs.store().document_path(beside.head_name(run.pk, "latest")).read_bytes() == heads.encoded(
+        channel.head_envelope
+    )
 
 
 def test_a20_head_is_not_written_when_the_move_is_rolled_back(run: Run) -> None:
@@ -48,7 +50,7 @@ def test_a20_head_is_not_written_when_the_move_is_rolled_back(run: Run) -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
         services.mark_ready(version)
         raise RuntimeError
-    assert not blobs.store().head_path(run.pk, "latest").exists()
+    assert not blobs.store().document_path(beside.head_name(run.pk, "latest")).exists()
     assert Channel.objects.get(run=run).version is None
 
 
@@ -67,7 +69,7 @@ def test_renewal_keeps_the_serial(run: Run) -> None:
 def test_renewal_puts_a_lost_file_back(run: Run) -> None:
     ready(run, 0)
     services.renew_heads()
-    assert blobs.store().head_path(run.pk, "latest").exists()
+    assert blobs.store().document_path(beside.head_name(run.pk, "latest")).exists()
 
 
 def test_n_plus_1_is_never_ready_before_n(run: Run) -> None:

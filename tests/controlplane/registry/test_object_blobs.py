@@ -150,11 +150,17 @@ def test_a24_damage_is_found_and_mended(store: ObjectBlobs) -> None:
     assert store.read(RUN, name(b"weights")) == b"weights"
 
 
-def test_heads_are_replaced(store: ObjectBlobs) -> None:
-    assert store.read_head(RUN, "latest") is None
-    store.write_head(RUN, "latest", b"one")
-    store.write_head(RUN, "latest", b"two")
-    assert store.read_head(RUN, "latest") == b"two"
+def test_documents_are_replaced_listed_and_removed(store: ObjectBlobs) -> None:
+    folder = f"runs/{RUN}/versions/"
+    assert store.read_document(f"{folder}0.json") is None and store.documents(folder) == frozenset()
+    store.write_document(f"{folder}0.json", b"one")
+    store.write_document(f"{folder}0.json", b"two")
+    store.write_document(f"{folder}deeper/1.json", b"")
+    assert store.read_document(f"{folder}0.json") == b"two"
+    assert store.documents(folder) == {"0.json"}
+    for _ in range(2):
+        store.remove_document(f"{folder}0.json")
+    assert store.documents(folder) == frozenset()
 
 
 def test_a_store_that_is_away_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""Publishers' keys: what a run with keys takes, and how they come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from controlplane.audit.models import Entry
+from controlplane.registry import beside, keys, services
+from controlplane.registry.errors import Refusal
+from controlplane.registry.models import Run, RunKey, Version
+from mailboat.identity import new_key, public_half
+from mailboat.manifest import Envelope, Signature
+from mailboat.signing import PUBLISHER, KeyDocument, endorse, sign
+from tests.controlplane.making import build, ready, upload
+
+pytestmark = pytest.mark.django_db
+ONE, TWO = new_key(), new_key()
+
+
+def signed(envelope: dict[str, Any], *privates: str) -> dict[str, Any]:
+    made = Envelope.from_dict(envelope)
+    for private in privates:
+        made = sign(made, private)
+    return made.to_dict()
+
+
+def commit(run: Run, number: int, parent: Version | None, *privates: str, claim: str = "") -> Version:
+    built = build(run, number, parent)
+    upload(run, built)
+    envelope = signed(built.envelope, *privates)
+    if claim:  # somebody else's signature under this name
+        made = Envelope.from_dict(envelope)
+        claimed = tuple(Signature(public_half(claim), item.sig) for item in made.signatures)
+        envelope = Envelope(made.payload_type, made.payload, claimed).to_dict()
+    return services.commit_manifest(run, envelope, built.anchor, actor="publisher:trainer")[0]
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(Refusal) as told:
+        commit(*arguments, **options)
+    assert told.value.status == 422
+    return told.value.code
+
+
+def test_a_run_without_keys_takes_any_version(run: Run) -> None:
+    assert commit(run, 0, None).number == 0
+
+
+def test_a_run_with_a_key_takes_versions_that_it_signed(run: Run) -> None:
+    keys.register(run, public_half(ONE), "trainer", actor="ops")
+    assert refused(run, 0, None) == "signature_missing"
+    assert refused(run, 0, None, TWO) == "signature_invalid"
+    assert refused(run, 0, None, TWO, claim=ONE) == "signature_invalid"
+    assert not Version.objects.exists()
+    version = commit(run, 0, None, ONE)
+    assert Envelope.from_dict(version.envelope).signatures[0].keyid == public_half(ONE)
+    assert commit(run, 0, None, ONE) == version  # a lost answer
+    with pytest.raises(Refusal, match="can't sign") as told:
+        keys.require_unsigned_allowed(run)
+    assert told.value.code == "signature_missing"
+
+
+def test_keys_overlap_and_are_revoked_for_good(run: Run) -> None:
+    first, new = keys.register(run, public_half(ONE), actor="ops")
+    assert new and keys.register(run, public_half(ONE), actor="ops") == (first, False)
+    keys.register(run, public_half(TWO), actor="ops")
+    parent = commit(run, 0, None, ONE)
+    keys.revoke(first, "the trainer's disk was lost", actor="ops")
+    assert refused(run, 1, parent, ONE) == "key_revoked"
+    keys.revoke(first, "again", actor="ops")
+    assert RunKey.objects.get(pk=first.pk).revoked_reason == "the trainer's disk was lost"
+    with pytest.raises(Refusal) as told:
+        keys.register(run, public_half(ONE), actor="ops")
+    assert told.value.code == "key_revoked"
+    assert keys.standing(run) == {"publishers": [public_half(TWO)], "revoked": [public_half(ONE)]}
+    actions = Entry.objects.filter(action__startswith="key.").order_by("pk").values_list("action", flat=True)
+    assert list(actions) == ["key.register", "key.register", "key.revoke"]
+
+
+def test_the_last_revocation_opens_no_door(run: Run) -> None:
+    key, _ = keys.register(run, public_half(ONE), actor="ops")
+    keys.revoke(key, "gone", actor="ops")
+    assert refused(run, 0, None) == "signature_missing"
+    assert refused(run, 0, None, ONE) == "key_revoked"
+
+
+def test_an_endorsement_is_taken_from_another_key_of_the_run_alone(run: Run) -> None:
+    keys.register(run, public_half(ONE), actor="ops")
+    document = KeyDocument(PUBLISHER, str(run.pk), public_half(TWO))
+    other = KeyDocument(PUBLISHER, str(run.pk), public_half(new_key()))
+    for wrong in (endorse(document, TWO), endorse(document, new_key()), endorse(other, ONE)):
+        with pytest.raises(Refusal) as told:
+            keys.register(run, public_half(TWO), endorsement=wrong.to_dict(), actor="ops")
+        assert told.value.code == "endorsement_invalid"
+    assert RunKey.objects.count() == 1
+    key, new = keys.register(run, public_half(TWO), actor="ops")
+    assert new and beside.read_key(run.pk, key.public_key) is None
+    assert keys.register(run, public_half(TWO), endorsement=endorse(document, ONE).to_dict(), actor="ops")[1] is False
+    assert beside.read_key(run.pk, key.public_key) == endorse(document, ONE)
+
+
+def test_the_database_keeps_keys_as_they_are(run: Run) -> None:
+    key, _ = keys.register(run, public_half(ONE), actor="ops")
+    for statement in ("UPDATE registry_runkey SET name = 'x'", "DELETE FROM registry_runkey"):
+        with pytest.raises(Exception, match=r"immutable|kept|retention"), transaction.atomic():
+            connection.cursor().execute(statement)
+    assert RunKey.objects.get() == key
+
+
+def test_ready_versions_lie_beside_the_blobs_and_come_back(run: Run) -> None:
+    first = ready(run, 0)
+    second = ready(run, 1, first)
+    beside.put_back()
+    from controlplane.registry import blobs
+
+    store = blobs.store()
+    found = store.read_document(beside.version_name(run.pk, 1))
+    assert found is not None and Envelope.from_json(found).payload_sha256 == second.manifest_sha256
+    assert store.documents(f"runs/{run.pk}/anchors/") == {"0.json"}
+    beside.remove_versions(run, [0, 1])
+    store.write_document(beside.version_name(run.pk, 7), b"a retired one")
+    assert store.documents(f"runs/{run.pk}/versions/") == {"7.json"}
+    services.renew_heads()
+    assert store.documents(f"runs/{run.pk}/versions/") == {"0.json", "1.json"}
+    assert store.documents(f"runs/{run.pk}/anchors/") == {"0.json"}
