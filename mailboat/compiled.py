@@ -29,11 +29,13 @@ SECOND_B = np.uint64(0xC4CEB9FE1A85EC53)
 _S29 = np.uint64(29)
 _S32 = np.uint64(32)
 _ZERO = np.uint64(0)
+_ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _READ = types.Array(types.uint8, 1, "C", readonly=True)  # bytes that are only read: writable arrays fit too
 _TOTALS = types.uint64[::1]
 _I64 = types.int64
 _tuple: Any = types.Tuple
 _U64 = types.uint64
+_PAIR = _tuple((types.uint64,) * 2)
 
 
 def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001 - numba's protocol
@@ -61,6 +63,20 @@ def _count_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001 - the names 
 
 
 _trailing_zeros: Any = intrinsic(_count_zeros)
+
+
+def _multiply_high(typingctx: Any, first: Any, second: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+    """The high 64 bits of the product of two words."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+_high_product: Any = intrinsic(_multiply_high)
 
 
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
@@ -112,6 +128,33 @@ def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ig
     out[1] += total_b
 
 
+# Words of changes are mixed so many at a time: in arrays, the compiler mixes several with one instruction.
+_BATCH = 64
+
+
+@njit(_PAIR(_TOTALS, _TOTALS, _TOTALS, _TOTALS, _I64), nogil=True, cache=True, inline="always")
+def _sum_batch(before, after, place_a, place_b, count):  # type: ignore[no-untyped-def]
+    """What `count` words, at places that `place_a` and `place_b` stand for, do to the two sums as they change."""
+    total_a = _ZERO
+    total_b = _ZERO
+    for i in range(count):
+        total_a += _mix(after[i] ^ place_a[i], FIRST_A, SECOND_A) - _mix(before[i] ^ place_a[i], FIRST_A, SECOND_A)
+        total_b += _mix(after[i] ^ place_b[i], FIRST_B, SECOND_B) - _mix(before[i] ^ place_b[i], FIRST_B, SECOND_B)
+    return total_a, total_b
+
+
+@njit(_U64(_I64), nogil=True, cache=True, inline="always")
+def _reciprocal(piece_bytes):  # type: ignore[no-untyped-def]
+    """What `_piece_of` multiplies by."""
+    return _ONES // np.uint64(piece_bytes) + np.uint64(1)
+
+
+@njit(_I64(_I64, _I64, _U64), nogil=True, cache=True, inline="always")
+def _piece_of(byte, piece_bytes, reciprocal):  # type: ignore[no-untyped-def]
+    """byte // piece_bytes, exact where their product is below 2^64: a block's bytes are far from that."""
+    return byte if piece_bytes == 1 else np.int64(_high_product(np.uint64(byte), reciprocal))
+
+
 @njit(
     types.void(_READ, _READ, types.uint32[::1], _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS),
     nogil=True,
@@ -125,16 +168,19 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
     `width` bytes that may differ, counted from the start of the block.  Each word is visited once however many of its
     elements changed.
     """
+    befores = np.empty(_BATCH, np.uint64)
+    afters = np.empty(_BATCH, np.uint64)
+    places_a = np.empty(_BATCH, np.uint64)
+    places_b = np.empty(_BATCH, np.uint64)
+    reciprocal = _reciprocal(piece_bytes)
     total_a = _ZERO
     total_b = _ZERO
     last = np.int64(-1)
-    piece = np.int64(0)
-    start = np.int64(0)
+    held = 0
     for at in range(positions.size):
         byte = np.int64(positions[at]) * width
-        if byte >= start + piece_bytes:
-            piece = byte // piece_bytes
-            start = piece * piece_bytes
+        piece = _piece_of(byte, piece_bytes, reciprocal)
+        start = piece * piece_bytes
         word = (byte - start) >> 3
         where = start + word * 8
         if where == last:
@@ -142,19 +188,24 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
         last = where
         rest = start + piece_bytes - where
         if rest >= 8:
-            before = _word(old, where)
-            after = _word(new, where)
+            befores[held] = _word(old, where)
+            afters[held] = _word(new, where)
         else:
-            before = _short_word(old, where, rest)
-            after = _short_word(new, where, rest)
+            befores[held] = _short_word(old, where, rest)
+            afters[held] = _short_word(new, where, rest)
         row = np.uint64(row0 + piece)
         column = np.uint64(word0 + word)
-        place_a = seed_a + row * ROW_A + column * WORD_A
-        place_b = seed_b + row * ROW_B + column * WORD_B
-        total_a += _mix(after ^ place_a, FIRST_A, SECOND_A) - _mix(before ^ place_a, FIRST_A, SECOND_A)
-        total_b += _mix(after ^ place_b, FIRST_B, SECOND_B) - _mix(before ^ place_b, FIRST_B, SECOND_B)
-    out[0] += total_a
-    out[1] += total_b
+        places_a[held] = seed_a + row * ROW_A + column * WORD_A
+        places_b[held] = seed_b + row * ROW_B + column * WORD_B
+        held += 1
+        if held == _BATCH:
+            more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
+            total_a += more_a
+            total_b += more_b
+            held = 0
+    more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
+    out[0] += total_a + more_a
+    out[1] += total_b + more_b
 
 
 @njit(
@@ -165,19 +216,22 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
 )
 def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """As `sum_changes`, from the old block's words and the new elements at `positions` alone, packed into words."""
+    befores = np.empty(_BATCH, np.uint64)
+    afters = np.empty(_BATCH, np.uint64)
+    places_a = np.empty(_BATCH, np.uint64)
+    places_b = np.empty(_BATCH, np.uint64)
+    reciprocal = _reciprocal(piece_bytes)
     total_a = _ZERO
     total_b = _ZERO
     block = old.view(np.uint8)
-    element_mask = np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> np.uint64(64 - 8 * width)
+    element_mask = _ONES >> np.uint64(64 - 8 * width)
     count = positions.size
-    piece = np.int64(0)
-    start = np.int64(0)
     at = np.int64(0)
+    held = 0
     while at < count:
         byte = np.int64(positions[at]) * width
-        if byte >= start + piece_bytes:
-            piece = byte // piece_bytes
-            start = piece * piece_bytes
+        piece = _piece_of(byte, piece_bytes, reciprocal)
+        start = piece * piece_bytes
         word = (byte - start) >> 3
         where = start + word * 8
         rest = start + piece_bytes - where
@@ -193,12 +247,19 @@ def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed
             byte = np.int64(positions[at]) * width
         row = np.uint64(row0 + piece)
         column = np.uint64(word0 + word)
-        place_a = seed_a + row * ROW_A + column * WORD_A
-        place_b = seed_b + row * ROW_B + column * WORD_B
-        total_a += _mix(after ^ place_a, FIRST_A, SECOND_A) - _mix(before ^ place_a, FIRST_A, SECOND_A)
-        total_b += _mix(after ^ place_b, FIRST_B, SECOND_B) - _mix(before ^ place_b, FIRST_B, SECOND_B)
-    out[0] += total_a
-    out[1] += total_b
+        befores[held] = before
+        afters[held] = after
+        places_a[held] = seed_a + row * ROW_A + column * WORD_A
+        places_b[held] = seed_b + row * ROW_B + column * WORD_B
+        held += 1
+        if held == _BATCH:
+            more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
+            total_a += more_a
+            total_b += more_b
+            held = 0
+    more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
+    out[0] += total_a + more_a
+    out[1] += total_b + more_b
 
 
 # --- Patches (docs/format/patch.md) -----------------------------------------------------------------------------------
@@ -208,8 +269,36 @@ def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed
 
 RICE_OK, RICE_TRUNCATED, RICE_BEYOND, RICE_LEFTOVER = 0, 1, 2, 3
 VALUES_OK, VALUES_RESERVED, VALUES_LITERAL = 0, 1, 2
-_BATCH = 64
-_ONES = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+
+
+def _compare_64(width: int) -> Any:
+    """An intrinsic: which of 64 elements of `width` bytes, from word `at` on, differ between two blocks, as bits."""
+
+    def compare(typingctx: Any, old: Any, new: Any, at: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            elements = ir.VectorType(ir.IntType(8 * width), 64)
+            sides = []
+            for kind, block in zip(signature.args[:2], arguments[:2], strict=True):
+                address = builder.gep(context.make_array(kind)(context, builder, block).data, [arguments[2]])
+                sides.append(builder.load(builder.bitcast(address, elements.as_pointer()), align=8))
+            return builder.bitcast(builder.icmp_unsigned("!=", *sides), ir.IntType(64))
+
+        return types.uint64(old, new, types.int64), generate
+
+    return intrinsic(compare)
+
+
+_differ_1, _differ_2, _differ_4, _differ_8 = (_compare_64(width) for width in (1, 2, 4, 8))
+
+
+@njit("int64(uint64, int64, int64, uint32[::1])", nogil=True, cache=True, inline="always")
+def _append_bits(bits, first, count, positions):  # type: ignore[no-untyped-def]
+    """Append first + i for each bit i that is set; returns how many there are now."""
+    while bits != _ZERO:
+        positions[count] = np.uint32(first + _trailing_zeros(bits))
+        count += 1
+        bits &= bits - np.uint64(1)
+    return count
 
 
 @njit("int64(uint64[::1], uint64[::1], int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
@@ -220,27 +309,28 @@ def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
     """
     count = np.int64(0)
     per_word = np.int64(8) // width
-    bits = np.uint64(8 * width)
-    mask = _ONES >> (np.uint64(64) - bits)
-    words = old.size
-    whole = words - words % 8
-    for start in range(0, whole, 8):
-        seen = np.uint64(0)
-        for i in range(start, start + 8):
-            seen |= old[i] ^ new[i]
-        if seen != np.uint64(0):
-            for i in range(start, start + 8):
-                x = old[i] ^ new[i]
-                if x != np.uint64(0):
-                    for e in range(per_word):
-                        if (x >> (np.uint64(e) * bits)) & mask != np.uint64(0):
-                            positions[count] = np.uint32(i * per_word + e)
-                            count += 1
+    words = np.int64(old.size)
+    whole = words - words % (8 * width)
+    # One loop per width: 64 elements are compared at once, in as few instructions as the processor has for it.
+    if width == 2:
+        for at in range(0, whole, 16):
+            count = _append_bits(_differ_2(old, new, at), at * 4, count, positions)
+    elif width == 1:
+        for at in range(0, whole, 8):
+            count = _append_bits(_differ_1(old, new, at), at * 8, count, positions)
+    elif width == 4:
+        for at in range(0, whole, 32):
+            count = _append_bits(_differ_4(old, new, at), at * 2, count, positions)
+    else:
+        for at in range(0, whole, 64):
+            count = _append_bits(_differ_8(old, new, at), at, count, positions)
+    element_bits = np.uint64(8 * width)
+    mask = _ONES >> (np.uint64(64) - element_bits)
     for i in range(whole, words):
         x = old[i] ^ new[i]
-        if x != np.uint64(0):
+        if x != _ZERO:
             for e in range(per_word):
-                if (x >> (np.uint64(e) * bits)) & mask != np.uint64(0):
+                if (x >> (np.uint64(e) * element_bits)) & mask != _ZERO:
                     positions[count] = np.uint32(i * per_word + e)
                     count += 1
     return count
