@@ -18,10 +18,13 @@ State = Version.State
 
 def servable(run: Run) -> QuerySet[Version]:
     """The versions of a run that islands may be led to: ready ones, and those that were announced at their commit."""
-    found = Q(state=State.READY)
-    if run.announce == Run.Announce.COMMITTED:
-        found |= Q(state__in=(State.COMMITTED, State.VALIDATING)) & ~Q(manifest_sha256="")
-    return Version.objects.filter(found, run=run)
+    return Version.objects.filter(Q(state=State.READY) | ~Q(manifest_sha256=""), run=run, state__in=states(run))
+
+
+def states(run: Run) -> tuple[str, ...]:
+    """In which states they are; a version that is not ready must have its manifest, too."""
+    early = (State.COMMITTED, State.VALIDATING) if run.announce == Run.Announce.COMMITTED else ()
+    return (State.READY, *early)
 
 
 def announce(version: Version) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Q
+from django.db.models.functions import Mod
+
+from controlplane.registry import announcing
 from controlplane.registry import plan as planning
-from controlplane.registry.announcing import servable
 from controlplane.registry.cost import Means
 from controlplane.registry.errors import Missing, Refusal
 from controlplane.registry.models import Anchor, Patch, PatchPart, Run, Version
@@ -18,6 +21,7 @@ from controlplane.registry.plan import Edge, Route
 READY, RETIRED = Version.State.READY, Version.State.RETIRED
 PUBLISHED = (Patch.Kind.STEP,)  # what workers walk: patches that the publisher made
 ALL = (Patch.Kind.STEP, Patch.Kind.MERGED, Patch.Kind.REVERSE)
+NEAR, LONG = 128, 16  # of a way over many versions, all patches this near to its ends are looked at, else long ones
 SERVED_ANCHORS = (Anchor.Kind.UPLOAD, Anchor.Kind.BUILT)  # their files are blobs of the run
 
 
@@ -69,7 +73,7 @@ def find(run: Run, held: str, to: int | None, *, means: Means | None = None, kin
 def search(run: Run, held: str, to: int | None, *, means: Means, kinds: Collection[str] = ALL) -> tuple[Ground, Route]:
     """The same without the files, with what it was chosen from."""
     target = _target(run, to)
-    numbers = tuple(numbers_of(run, held))
+    numbers = numbers_of(run, held)
     if held and not numbers:
         raise Refusal(
             "No version of this run has the digest that you hold; ask without it to start from an anchor.",
@@ -87,38 +91,60 @@ def search(run: Run, held: str, to: int | None, *, means: Means, kinds: Collecti
         raise Refusal(str(error), code="no_route") from error
 
 
-def numbers_of(run: Run, digest: str) -> list[int]:
+def numbers_of(run: Run, digest: str) -> tuple[int, ...]:
     """The versions of a state, retired ones too: a patch may still lead on from them."""
     if not digest:
-        return []
-    found = servable(run) | Version.objects.filter(run=run, state=RETIRED)
-    return list(found.filter(state_digest=digest).order_by("-number").values_list("number", flat=True))
+        return ()
+    found = announcing.servable(run) | Version.objects.filter(run=run, state=RETIRED)
+    return tuple(found.filter(state_digest=digest).order_by("-number").values_list("number", flat=True))
 
 
 def survey(
-    run: Run, target: Version, held: Sequence[int], kinds: Collection[str] = ALL, *, whole: bool = False
+    run: Run, target: Version, held: tuple[int, ...], kinds: Collection[str] = ALL, *, whole: bool = False
 ) -> Ground:
-    """The patches and anchors from the nearest anchor, or the held version when that is older, up to the target (or
-    the held version, when that is newer). With `whole`, all of the run.
-    """
-    allowed = servable(run).order_by()
+    """The patches and anchors that may lie on the way, with `whole` all of the run."""
+    allowed = announcing.states(run)
     anchors = dict(
-        Anchor.objects.filter(version__in=allowed, kind__in=SERVED_ANCHORS).values_list("version__number", "bytes")
+        Anchor.objects.filter(version__run=run, version__state__in=allowed, kind__in=SERVED_ANCHORS).values_list(
+            "version__number", "bytes"
+        )
     )
-    edges = Patch.objects.filter(run=run, kind__in=kinds, to_version__in=allowed)
-    if not whole:
-        low, high = _window(anchors, held, target.number)
-        edges = edges.filter(from_version__number__range=(low, high), to_version__number__range=(low, high))
-    rows = edges.values_list("pk", "from_version__number", "to_version__number", "kind", "bytes", "changed", "codecs")
-    return Ground(target, tuple(held), [Edge._make(row) for row in rows], anchors)
+    near = None if whole else _near(*_ends(anchors, held, target.number))
+    # Versions with patches have a manifest, so their states say all. What is held may be retired.
+    versions = Version.objects.alias(rest=Mod("number", LONG)).filter(near or Q(), run=run).order_by()
+    versions = versions.filter(Q(state__in=allowed) | Q(number__in=held))
+    numbers = dict(versions.values_list("pk", "number"))
+    patches = Patch.objects.filter(kind__in=kinds)
+    if near is None:
+        patches = patches.filter(run=run)
+    else:  # one parameter, where IN would have a thousand
+        patches = patches.extra(where=["registry_patch.to_version_id = ANY(%s)"], params=[list(numbers)])
+    rows = patches.values_list("pk", "from_version", "to_version", "kind", "bytes", "changed", "codecs")
+    edges = [
+        Edge(key, numbers[origin], numbers[to], *rest)
+        for key, origin, to, *rest in rows
+        if origin in numbers and to in numbers
+    ]
+    return Ground(target, held, edges, anchors)
 
 
-def _window(anchors: Collection[int], held: Sequence[int], target: int) -> tuple[int, int]:
+def _ends(anchors: Collection[int], held: Sequence[int], target: int) -> tuple[int, int]:
+    """The lowest and the highest version that a route may pass by."""
+    begin = min(held, key=lambda number: (abs(target - number), -number), default=None)
+    if begin is not None and begin <= target:
+        return begin, target
     nearest = max((number for number in anchors if number <= target), default=0)
-    if not held:
-        return nearest, target
-    begin = min(held, key=lambda number: (abs(target - number), -number))
-    return min(nearest, begin, target), max(begin, target)
+    return nearest, max(target, begin or 0)
+
+
+def _near(low: int, high: int) -> Q:
+    """The versions on a way between two. Far from both, only those where long merged patches begin and end: one of
+    these is kept only where it is smaller than what it replaces.
+    """
+    if high - low <= 2 * NEAR:
+        return Q(number__range=(low, high))
+    far = Q(number__range=(low, high), rest=0)
+    return Q(number__range=(low, low + NEAR)) | Q(number__range=(high - NEAR, high)) | far
 
 
 def described(run: Run, ground: Ground, route: Route) -> Plan:
@@ -172,6 +198,6 @@ def _target(run: Run, to: int | None) -> Version:
     target = chosen.filter(run=run, number=to).first()
     if target is None:
         raise Missing("There is no such version in this run.")
-    if not servable(run).filter(pk=target.pk).exists():
+    if not announcing.servable(run).filter(pk=target.pk).exists():
         raise Refusal(f"Version {to} is {target.state}; routes lead to ready versions.", code="no_route")
     return target

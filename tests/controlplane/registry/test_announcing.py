@@ -7,7 +7,7 @@ import pytest
 from controlplane.audit.models import Entry
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import Island
-from controlplane.registry import selectors, services
+from controlplane.registry import routes, services
 from controlplane.registry.announcing import servable
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Channel, Run, Version
@@ -33,7 +33,7 @@ def test_the_head_moves_at_the_commit_and_once(eager: Run) -> None:
     second = commit(eager, 1, first)
     assert second.state == Version.State.COMMITTED
     assert latest(eager) == (1, 2)
-    assert selectors.plan(eager, first.state_digest, 1).target == 1
+    assert routes.find(eager, first.state_digest, 1).target == 1
     make_ready(second)
     assert latest(eager) == (1, 2)
 
@@ -44,7 +44,7 @@ def test_by_default_it_moves_after_the_validation(run: Run) -> None:
     assert latest(run) == (0, 1)
     assert list(servable(run)) == [first]
     with pytest.raises(Refusal):
-        selectors.plan(run, first.state_digest, 1)
+        routes.find(run, first.state_digest, 1)
     make_ready(second)
     assert latest(run) == (1, 2)
 
@@ -82,8 +82,8 @@ def test_an_island_that_followed_counts_as_there_and_then_as_ahead(eager: Run, i
     assert fleets.row(fleets.island(eager.project, island.pk)).sync == "ahead"
     # Its bytes are no version's: it starts from the anchor again, without anybody's help.
     with pytest.raises(Refusal, match="digest"):
-        selectors.plan(eager, second.state_digest, 0)
-    assert [step["kind"] for step in selectors.plan(eager, "", 0).steps] == ["anchor"]
+        routes.find(eager, second.state_digest, 0)
+    assert [step["kind"] for step in routes.find(eager, "", 0).steps] == ["anchor"]
 
 
 def test_a_protected_channel_stays(eager: Run) -> None:
