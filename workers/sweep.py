@@ -16,6 +16,7 @@ from controlplane.fleet import staleness
 from controlplane.idempotency import services as replies
 from controlplane.jobs import presence
 from controlplane.jobs import services as jobs
+from controlplane.registry import leases
 from workers.scratch import clear_abandoned
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,14 @@ def sweep() -> None:
 
 def tidy() -> None:
     """One round, every night."""
-    _each(sessions.forget_ended, limits.forget_full, presence.forget_gone, replies.forget_old, staleness.forget_old)
+    _each(
+        sessions.forget_ended,
+        limits.forget_full,
+        presence.forget_gone,
+        replies.forget_old,
+        staleness.forget_old,
+        leases.forget_ended,
+    )
 
 
 def _each(*steps: Callable[[], object]) -> None:

@@ -56,6 +56,14 @@ def scrub() -> None:
     _scheduled("scrub", once)
 
 
+@app.task(name="mailboat.collect")
+def collect() -> None:
+    """Queues collections."""
+    from workers.collect import due
+
+    _scheduled("collect", due)
+
+
 @app.task(name="mailboat.tidy")
 def tidy() -> None:
     """Forgets what nobody needs any more."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-QUEUES = {"build": "publish", "validate": "publish", "replay": "check", "verify": "check"}  # by kind of job
+QUEUES = {  # by kind of job
+    "build": "publish",
+    "validate": "publish",
+    "replay": "check",
+    "verify": "check",
+    "collect": "check",
+}
 HOUSEKEEPING = "housekeeping"
 NAMES = (*sorted(set(QUEUES.values())), HOUSEKEEPING)

@@ -35,14 +35,13 @@ class Entry:
 SCHEDULE = (
     Entry("sweep", "mailboat.sweep", "Takes jobs back whose worker is gone; wakes workers again.", seconds=3.0),
     Entry("heads", "mailboat.heads", "Renews the heads of channels before they expire.", seconds=60.0),
-    Entry(
-        "staleness", "mailboat.staleness", "Notes who is beyond the staleness budget.", seconds=10.0
-    ),
+    Entry("staleness", "mailboat.staleness", "Notes who is beyond the staleness budget.", seconds=10.0),
+    Entry("collect", "mailboat.collect", "Removes what runs no longer keep.", seconds=600.0),
     Entry("scrub", "mailboat.scrub", "Verifies every island that is there.", at=(3, 17)),
     Entry(
         "tidy",
         "mailboat.tidy",
-        "Forgets ended sessions, full buckets, old answers, lost workers, old breaches.",
+        "Forgets ended sessions, full buckets, old answers, lost workers, old breaches, leases.",
         at=(4, 41),
     ),
 )

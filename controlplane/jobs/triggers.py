@@ -1,4 +1,4 @@
-"""Work that people start: replaying a version, verifying an island. A second trigger joins the unfinished job."""
+"""Work that people start: replays, verifications, anchors, collections. A second trigger joins the unfinished job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controlplane.jobs import services
 from controlplane.jobs.models import Job
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Refusal
-from controlplane.registry.models import Project, Version
+from controlplane.registry.models import Project, Run, Version
 
 
 def replay(project: Project, run: str, version: int, *, actor: str) -> tuple[Job, bool]:
@@ -36,3 +36,20 @@ def verify(project: Project, island: uuid.UUID | str, *, actor: str) -> tuple[Jo
         return services.enqueue(
             Job.Kind.VERIFY, row.run, {"island": str(row.pk)}, f"verify:{row.pk}", requested_by=actor
         )
+
+
+def anchor(run: Run, version: int, *, actor: str) -> tuple[Job, bool]:
+    """Makes a full checkpoint of a ready version, where newcomers can start. Raises Missing, Refusal `not_ready`."""
+    row = registry.version(run, version)
+    if row.state != Version.State.READY:
+        raise Refusal(f"Version {version} is {row.state}; only ready versions get an anchor.", code="not_ready")
+    with transaction.atomic():
+        return services.enqueue(
+            Job.Kind.ANCHOR, run, {"version": version}, f"anchor:{run.pk}:{version}", requested_by=actor
+        )
+
+
+def collect(run: Run, *, actor: str) -> tuple[Job, bool]:
+    """Removes what the run no longer keeps."""
+    with transaction.atomic():
+        return services.enqueue(Job.Kind.COLLECT, run, {}, f"collect:{run.pk}", requested_by=actor)
