@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mailboat.client import Api
 from mailboat.errors import MailboatError, Unauthorised
 from mailboat.island.challenge import answer
 from mailboat.island.holding import Holding, Say
 from mailboat.island.keys import Credentials
+from mailboat.island.members.roster import Members
 from mailboat.island.stop import Stop
 from mailboat.replies import HeartbeatReply
 
@@ -40,6 +41,10 @@ class Serving(Protocol):
     @property
     def active(self) -> int:
         """Requests under way."""
+
+    @property
+    def members(self) -> Members:
+        """The island's other hosts."""
 
     def rest(self, reason: str | None) -> None:
         """Takes no new requests, for that reason; None: takes them again."""
@@ -120,7 +125,7 @@ class Heartbeat:
         phase, reason = self._status.phase, self._status.reason
         if held is not None and phase in {IDLE, ERROR} and (fence := self._serving.fence):
             phase, reason = FENCED, fence
-        body = {
+        body: dict[str, Any] = {
             "version": held and held.version,
             "digest": held and held.state,
             "epoch": held and held.epoch,
@@ -129,6 +134,8 @@ class Heartbeat:
             "time": time.time(),
             "active_requests": self._serving.active,
         }
+        if rows := self._serving.members.rows():
+            body["members"] = rows
         reply = self._api.heartbeat(self._island, body)
         self._credentials.accepted()
         self._seconds = max(0.05, reply.heartbeat_seconds)

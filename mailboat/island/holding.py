@@ -20,6 +20,7 @@ from mailboat.errors import ApiError, DiskFull, MailboatError, StoreError, Unrea
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.engine import Weights
 from mailboat.island.marker import Base, LogEntry, Marker
+from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.types import Applied
 from mailboat.island.store import Store
@@ -55,7 +56,16 @@ class Prepared:
 class Holding:
     """The island's weights. One thread moves them; others may read under `lock`, when `image` is not None."""
 
-    def __init__(self, store: Store, engine: Weights, documents: Documents, image: Path | None, say: Say) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: Weights,
+        documents: Documents,
+        image: Path | None,
+        say: Say,
+        *,
+        members: Members | None = None,
+    ) -> None:
         self.lock = threading.RLock()
         self.marker: Marker | None = None
         self.image: Image | None = None
@@ -64,6 +74,7 @@ class Holding:
         self._documents = documents
         self._chosen = image and image.absolute()
         self._say = say
+        self._members = members or Alone()
         if self._chosen is not None:
             store.require_outside(self._chosen)
             Image.require_place(self._chosen)
@@ -106,6 +117,7 @@ class Holding:
         if self.image is None or self.marker is None:
             return
         try:
+            self._members.align(self.marker)
             self._engine.load(self.image, self._applied(self.marker))
         except BaseException:
             self._drop_image()
@@ -122,7 +134,7 @@ class Holding:
                 continue
             if marker is not None and marker.run != self._documents.run_id:
                 self._say("The store holds another run's version; the island seeds itself again.")
-            elif marker is not None:
+            elif marker is not None and (read == self._store.marker or self._members.decided(marker)):
                 found.append(marker)
         return found
 
@@ -187,6 +199,7 @@ class Holding:
         with self.lock:
             self._store.set_intent(marker)
             self._drop_image()
+            self._members.align(marker)
             image = self._create_image(checkpoint, state)
             try:
                 self._engine.verify(image)
@@ -219,11 +232,13 @@ class Holding:
                 layers = [_stacked(layers, scratch)]
             if not own:
                 prove(image, layers[0], steps[-1].target)
+            log = (*held.log, *(step.entry for step in steps))
+            marker = self._marker_of(steps[-1].manifest, serial, held.base, log)
+            self._members.prepare(marker)
         except BaseException:
             for layer in layers:
                 layer.close()
             raise
-        marker = self._marker_of(steps[-1].manifest, serial, held.base, (*held.log, *(step.entry for step in steps)))
         return Prepared(marker, layers[0], steps[-1].target)
 
     def commit(self, prepared: Prepared) -> None:
@@ -270,6 +285,7 @@ class Holding:
         self._engine.verify(image)
         marker = self._marker_of(manifest, serial, held.base, held.log)
         with self.lock:
+            self._members.align(marker)
             self._engine.relabel(image, self._applied(marker))
             self._store.set_marker(marker)
             self.marker = marker

@@ -84,9 +84,9 @@ class Marker:
     base: Base
     log: tuple[LogEntry, ...]
 
-    def write(self, path: Path) -> None:
-        """Replaces the marker durably. Raises DiskFull."""
-        body = {
+    def as_json(self) -> dict[str, Any]:
+        """The form in which it is kept and told to members."""
+        return {
             "format": FORMAT,
             "run": self.run,
             "epoch": self.epoch,
@@ -99,15 +99,27 @@ class Marker:
             "base": {"path": self.base.path, "version": self.base.version, "state": self.base.state},
             "log": [entry.as_json() for entry in self.log],
         }
-        write_durably(path, json.dumps(body, sort_keys=True, indent=1).encode())
+
+    def write(self, path: Path) -> None:
+        """Replaces the marker durably. Raises DiskFull."""
+        write_durably(path, json.dumps(self.as_json(), sort_keys=True, indent=1).encode())
 
     @classmethod
     def read(cls, path: Path) -> Marker | None:
         """The marker, or None when there is none. A damaged one raises StoreError: the island then starts anew."""
         try:
-            body = json.loads(path.read_bytes())
+            return cls.parse(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"The marker {path} is damaged ({error}); the island seeds itself again.") from error
+
+    @classmethod
+    def parse(cls, body: Any) -> Marker:
+        """Reads what `as_json` wrote. Raises ValueError."""
+        try:
             if body["format"] != FORMAT:
-                raise ValueError(body["format"])
+                raise ValueError(f"format {body['format']}")
             base = Base(str(body["base"]["path"]), int(body["base"]["version"]), str(body["base"]["state"]))
             marker = cls(
                 run=str(body["run"]),
@@ -121,16 +133,14 @@ class Marker:
                 base=base,
                 log=tuple(LogEntry.parse(entry) for entry in body["log"]),
             )
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"The marker {path} is damaged; the island seeds itself again.") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__} {error}") from error
         # A chain with a hole can't have been written; say so instead of rebuilding something else.
         at = marker.base.state
         for entry in marker.log:
             if entry.origin != at:
-                raise StoreError(f"The log that the marker {path} names has a hole; the island seeds itself again.")
+                raise ValueError("its log has a hole")
             at = entry.state
         if at != marker.state:
-            raise StoreError(f"The log that the marker {path} names ends elsewhere; the island seeds itself again.")
+            raise ValueError("its log ends elsewhere")
         return marker

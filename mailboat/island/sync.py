@@ -22,6 +22,7 @@ from mailboat.island.heartbeat import ERROR, IDLE, PREPARING, Heartbeat, Status
 from mailboat.island.holding import Holding, Say
 from mailboat.island.keys import Credentials
 from mailboat.island.link import EmulatedLink
+from mailboat.island.members.lead import Lead, LeadOptions
 from mailboat.island.outbox import Outbox
 from mailboat.island.sidecar.assembly import EngineOptions, Sidecar
 from mailboat.island.sidecar.gate import CommitDeferred
@@ -55,6 +56,7 @@ class IslandOptions:
     ca_file: str | None = None
     poll_seconds: float = POLL_SECONDS
     serving: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
+    members: LeadOptions = LeadOptions()  # noqa: RUF009 - frozen
 
 
 class NewerHead(Exception):  # noqa: N818 - a change of mind, not an error
@@ -69,9 +71,11 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     """
     store = Store(options.store)
     api = Api(options.server, options.project, ca_file=options.ca_file, sleep=stop.sleep)
-    sidecar = None
+    sidecar = lead = None
     try:
-        sidecar = Sidecar(options.serving, stop=stop, say=say)
+        shared = str(options.image.absolute()) if options.serving.urls and options.image else None
+        lead = Lead(options.members, store, image=shared, stop=stop, say=say)
+        sidecar = Sidecar(options.serving, stop=stop, say=say, members=lead.members)
         enrolled = credential(store, api, options.token, engine=sidecar.engine, stop=stop, say=say)
         api.token = enrolled.credential
         credentials = Credentials(store, api)
@@ -87,6 +91,8 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     finally:
         if sidecar is not None:
             sidecar.close()
+        if lead is not None:
+            lead.close()
         store.close()
         api.close()
 
@@ -117,7 +123,7 @@ class Island:
         link = EmulatedLink(options.link_mbit, sleep=stop.sleep) if options.link_mbit else None
         self._sidecar = sidecar
         sidecar.view = self._view
-        self._holding = Holding(store, sidecar.engine, documents, options.image, say)
+        self._holding = Holding(store, sidecar.engine, documents, options.image, say, members=sidecar.members)
         self._means = Means(api, documents, store, self._holding, self._status, stop, link, options.base, say)
         self._channel = enrolled.channel
         self._heads = Heads(store, enrolled.run_id, enrolled.channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mailboat.image import Image, Overlay
+from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.types import Applied
 
 
@@ -13,11 +14,18 @@ class CheckpointEngine:
     codecs: tuple[str, ...] = ("dense", "positional", "xor")
     fence = ""
 
+    def __init__(self, members: Members | None = None) -> None:
+        self._members = members or Alone()
+
     def load(self, image: Image, applied: Applied) -> None:
         """The image is the engine."""
 
-    def commit(self, image: Image, overlay: Overlay, applied: Applied) -> None:  # noqa: ARG002
-        """Writes the overlay. A failure leaves an image that does not open again, so the island rebuilds it."""
+    def commit(self, image: Image, overlay: Overlay, applied: Applied) -> None:
+        """Writes the overlay, after all members have. A failure leaves an image that does not open again, so the
+        island rebuilds it.
+        """
+        self._members.require_ready(applied.state)
+        self._members.commit()
         image.commit(overlay)
 
     def relabel(self, image: Image, applied: Applied) -> None:

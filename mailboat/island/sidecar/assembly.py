@@ -15,6 +15,7 @@ from mailboat.errors import MailboatError
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.checkpoint import CheckpointEngine
 from mailboat.island.engines.engine import Server, Weights
+from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.types import Applied, CommitMode, Limits, SyncView
 from mailboat.island.stop import Stop
 
@@ -61,9 +62,10 @@ class EngineOptions:
 class Sidecar:
     """What an island has beside its sync loop. Without ``listen`` only the engine."""
 
-    def __init__(self, options: EngineOptions, *, stop: Stop, say: Say) -> None:
+    def __init__(self, options: EngineOptions, *, stop: Stop, say: Say, members: Members | None = None) -> None:
         options.check()
-        self.engine: Weights = CheckpointEngine()
+        self.members: Members = members or Alone()
+        self.engine: Weights = CheckpointEngine(self.members)
         self.wake = threading.Event()
         self.view: Callable[[], SyncView] | None = None
         self._door: ThreadDoor | None = None
@@ -151,11 +153,13 @@ class Sidecar:
         door = self._door = ThreadDoor(gate, http.loop)
         say(f"sidecar listens on {http.url}, in front of {', '.join(options.urls) or options.engine}")
         if berths:
-            served = self._served = Served(berths, door, metrics, mode=options.mode, say=say, shield=stop.shielded)
+            served = self._served = Served(
+                berths, door, metrics, mode=options.mode, say=say, shield=stop.shielded, members=self.members
+            )
             self.engine = served
             served.start()
         else:
-            self.engine = _Announced(door)
+            self.engine = _Announced(door, self.members)
 
     def _engines(self, options: EngineOptions, say: Say) -> list[Server]:
         if options.engine == "vllm":
@@ -184,7 +188,8 @@ class Sidecar:
 class _Announced(CheckpointEngine):
     """A mirror that says over HTTP which version it holds."""
 
-    def __init__(self, door: ThreadDoor) -> None:
+    def __init__(self, door: ThreadDoor, members: Members) -> None:
+        super().__init__(members)
         self._door = door
 
     def load(self, image: Image, applied: Applied) -> None:  # noqa: ARG002

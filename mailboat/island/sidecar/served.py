@@ -24,6 +24,7 @@ from mailboat.digest import State, Sums
 from mailboat.errors import DigestMismatch, MailboatError, listed
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.engine import EngineError, EngineUnreachable, Server, Staged
+from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.gate import CommitDeferred, ThreadDoor
 from mailboat.island.sidecar.metrics import Metrics
 from mailboat.island.sidecar.types import Applied, CommitMode
@@ -59,6 +60,7 @@ class Served:
         say: Say,
         shield: Callable[[], AbstractContextManager[None]] = nullcontext,
         watch_seconds: float = WATCH_SECONDS,
+        members: Members | None = None,
     ) -> None:
         self.name = berths[0].server.kind
         self._berths = tuple(berths)
@@ -66,6 +68,7 @@ class Served:
         self._metrics = metrics
         self._mode = mode
         self._say = say
+        self._members = members or Alone()
         self._shield = shield  # a signal must not leave an engine paused
         self._lock = threading.RLock()
         self._current: tuple[Image, Applied] | None = None
@@ -109,9 +112,10 @@ class Served:
             started = time.monotonic()
             staged = self._stage(berths, image, overlay)
             self._metrics.prepare.observe(time.monotonic() - started)
-            move = _Move(image, overlay, image.state, staged, self._say)
+            move = _Move(image, overlay, staged, self._say, self._members)
             try:
                 with self._door.quiet(applied, self._mode):
+                    self._members.require_ready(applied.state)
                     self._reset_caches(berths)
                     moved = self._swap(berths, move.one, applied)
                 if not move.begun:
@@ -163,8 +167,10 @@ class Served:
         return replace(applied, turn=f"{self._instance}{self._turns}")
 
     def _stage(self, berths: Sequence[Berth], image: Image, overlay: Overlay) -> dict[Berth, Staged]:
-        """What each engine of way B has mapped; the others reload."""
+        """What each engine of way B has mapped; the others reload, as do all whose workers are on several hosts."""
         found: dict[Berth, Staged] = {}
+        if not self._members.alone:
+            return found
 
         def stage(berth: Berth) -> None:
             staged = berth.server.stage(image, overlay) if berth.proven else None
@@ -235,6 +241,7 @@ class Served:
 
     def _bring(self, berth: Berth, image: Image) -> None:
         """One paused engine to what the image holds."""
+        self._members.require_at(image.digest)
         berth.proven = False
         live = berth.server.live_sums(image)
         if live is None or not np.array_equal(live, image.state.sums):
@@ -364,18 +371,36 @@ class Served:
 class _Move:
     """One commit's writing: way B where it was staged, else and if that fails the image and a reload."""
 
-    def __init__(self, image: Image, overlay: Overlay, before: State, staged: dict[Berth, Staged], say: Say) -> None:
+    def __init__(
+        self,
+        image: Image,
+        overlay: Overlay,
+        staged: dict[Berth, Staged],
+        say: Say,
+        members: Members,
+    ) -> None:
         self._image = image
         self._overlay = overlay
-        self._before = before
+        self._before = image.state
         self._staged = staged
         self._say = say
+        self._members = members
+        self._stayed: EngineError | None = None  # why a member did not follow the decision
         self._lock = threading.Lock()
         self.begun = False  # whether anything may have been touched
 
     def write_image(self) -> None:
-        """Writes the image; repeating it is harmless."""
+        """Writes the images, the members' first; repeating it is harmless. Raises EngineError when a member did not
+        follow: the decision stays, and the island goes on when it has.
+        """
         with self._lock:
+            if self._stayed is None:
+                try:
+                    self._members.commit()
+                except EngineError as stayed:
+                    self._stayed = stayed
+            if self._stayed is not None:
+                raise self._stayed
             self._image.commit(self._overlay)
 
     def one(self, berth: Berth) -> None:

@@ -45,14 +45,17 @@ class Address:
 class HttpServer:
     """Serves one application on one address until `stop`."""
 
-    def __init__(self, name: str, address: Address, *, grace: int = GRACE_SECONDS) -> None:
+    def __init__(
+        self, name: str, address: Address, *, grace: int = GRACE_SECONDS, tls: tuple[str, str] | None = None
+    ) -> None:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             self._socket = socket.create_server((address.host, address.port), family=family, backlog=2048)
         except OSError as error:
             raise ListenError(f"{address.host}:{address.port} can't be listened on: {error.strerror}.") from None
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{address.host}:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://{address.host}:{self.port}"
+        self._tls = tls  # certificate and key, PEM files
         self._name = name
         self._grace = grace
         self._server: uvicorn.Server | None = None
@@ -67,9 +70,11 @@ class HttpServer:
             self.loop = asyncio.get_running_loop()
             self._started.set()
 
+        certificate, key = self._tls or (None, None)
         config = uvicorn.Config(
             build(started), log_level="warning", access_log=False, lifespan="on", server_header=False,
             date_header=False, timeout_graceful_shutdown=self._grace, timeout_keep_alive=75, loop="auto",
+            ssl_certfile=certificate, ssl_keyfile=key,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -1,0 +1,223 @@
+"""An island of several hosts: all at the old version or all at the new one, whoever dies, wherever the link is cut."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mailboat.errors import MailboatError
+from mailboat.image import Image
+from mailboat.island.members import roster
+from mailboat.island.members.follower import MemberOptions, run_member
+from mailboat.island.members.lead import LeadOptions, MembersError, shared_secret
+from mailboat.island.members.order import BadWord, Order, Word
+from mailboat.island.stop import Stop
+from tests.island.contract_server import ContractServer
+from tests.island.fleet import RunningIsland, Trainer, held_state, island
+from tests.waiting import eventually, free_port
+
+SECRET = "s" * 40
+
+
+class RunningMember:
+    """A member in a thread."""
+
+    def __init__(self, store: Path, port: int, name: str, secret: str) -> None:
+        self.stop, self.lines, self.error = Stop(), [], None
+        options = MemberOptions(f"http://127.0.0.1:{port}", name, secret, store, store / "image")
+        self.thread = threading.Thread(target=self._run, args=(options,), daemon=True)
+        self.thread.start()
+
+    def _run(self, options: MemberOptions) -> None:
+        try:
+            run_member(options, stop=self.stop, say=self.lines.append)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.error = error
+
+
+@contextmanager
+def member(store: Path, port: int, name: str = "b", secret: str = SECRET) -> Iterator[RunningMember]:
+    running = RunningMember(store, port, name, secret)
+    try:
+        yield running
+    finally:
+        running.stop.set()
+        running.thread.join(20)
+        assert not running.thread.is_alive()
+
+
+def leading(port: int, *names: str) -> dict[str, Any]:
+    """Options of an island that expects members."""
+    return {"members": LeadOptions(names or ("b",), f"127.0.0.1:{port}", SECRET), "poll_seconds": 1.0}
+
+
+def rows(server: ContractServer) -> list[dict[str, Any]]:
+    return server.beats[-1].get("members", []) if server.beats else []
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "SILENCE", 2.5)
+
+
+def test_members_move_with_their_leader(server: ContractServer, tmp_path: Path, port: int) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port, "b", "c")), member(b, port):
+        trainer.step()
+        server.wait_for(lambda: any(row["phase"] == "silent" for row in rows(server)))
+        assert server.applied(0) is None, "not before all are there"
+        with member(c, port, "c"):
+            server.wait_for(lambda: server.applied(0))
+            for number in range(1, 4):
+                trainer.step()
+                server.wait_for(lambda n=number: server.applied(n))
+                assert held_state(a) == held_state(b) == held_state(c) == trainer.state().digest
+            trainer.publish()  # the same state under another number
+            server.wait_for(lambda: server.applied(4))
+            server.wait_for(lambda: {(row["name"], row["version"]) for row in rows(server)} == {("b", 4), ("c", 4)})
+            assert {row["phase"] for row in rows(server)} == {"idle"}
+    blobs = [call for call in server.calls if "/blobs/" in call and call.startswith("GET")]
+    assert len(blobs) == len(set(blobs)), "a version travels once, however many hosts"
+
+
+def test_a_move_waits_for_a_member_and_nothing_is_touched(server: ContractServer, tmp_path: Path, port: int) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port)) as leader:
+        with member(b, port):
+            old = trainer.step()
+            server.wait_for(lambda: server.applied(0))
+        trainer.step()
+        server.wait_for(
+            lambda: any("The member b is not ready" in report.get("error", "") for report in failures(server))
+        )
+        assert held_state(a) == held_state(b) == old.digest
+        shutil.rmtree(b)  # a new host in its place
+        with member(b, port):
+            server.wait_for(lambda: server.applied(1))
+        assert held_state(a) == held_state(b) == trainer.state().digest
+        assert leader.error is None
+
+
+def failures(server: ContractServer) -> list[dict[str, Any]]:
+    return [report for report in server.reports if report["outcome"] == "failed"]
+
+
+def test_a_decision_is_finished_by_whoever_starts_again(
+    server: ContractServer, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member fails after the decision: the leader does not go on alone, and both end at the new version."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    monkeypatch.setattr(roster, "PATIENCE", 1.0)
+    failing = threading.Event()
+    commit = Image.commit
+
+    def refuse(image: Image, overlay: Any) -> None:
+        if failing.is_set() and image.folder == b / "image":
+            raise MailboatError("The disk is on fire.")
+        commit(image, overlay)
+
+    monkeypatch.setattr(Image, "commit", refuse)
+    with Trainer(server, tmp_path) as trainer:
+        with island(server, a, **leading(port)), member(b, port):
+            old = trainer.step()
+            server.wait_for(lambda: server.applied(0))
+            failing.set()
+            trainer.step()
+            server.wait_for(lambda: any("on fire" in report["error"] for report in failures(server)))
+            assert held_state(a) == old.digest and server.applied(1) is None
+        assert (a / "decision.json").exists()
+        failing.clear()
+        with island(server, a, **leading(port)) as leader:  # both start again
+            eventually(lambda: any("not at version 1" in line for line in leader.lines))
+            with member(b, port):
+                server.wait_for(lambda: server.applied(1))
+                assert held_state(a) == held_state(b) == trainer.state().digest
+
+
+def test_an_undecided_move_is_taken_back(
+    server: ContractServer, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader dies when all are prepared: at its next start it holds the old version, until it moves with all."""
+    a, b = tmp_path / "a", tmp_path / "b"
+
+    def die(_roster: Any, _state: str) -> None:
+        raise SystemExit
+
+    with Trainer(server, tmp_path) as trainer, member(b, port):
+        with island(server, a, **leading(port)):
+            old = trainer.step()
+            server.wait_for(lambda: server.applied(0))
+        trainer.step()
+        with monkeypatch.context() as dying:
+            dying.setattr(roster.Roster, "require_ready", die)
+            dead = RunningIsland(server, a, **leading(port))
+            dead.thread.start()
+            dead.thread.join(20)
+            assert isinstance(dead.error, SystemExit)
+        assert (a / "intent.json").exists() and held_state(a) == held_state(b) == old.digest
+        server.head, head = None, server.head
+        with island(server, a, **leading(port)) as leader:
+            eventually(lambda: any("version 0  held and verified" in line for line in leader.lines))
+            assert held_state(a) == held_state(b) == old.digest
+            with server.changed:
+                server.head = head
+                server.changed.notify_all()
+            server.wait_for(lambda: server.applied(1))
+        assert held_state(a) == held_state(b) == trainer.state().digest
+
+
+def test_a_roll_back_takes_members_along(server: ContractServer, tmp_path: Path, port: int) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port)), member(b, port):
+        first = trainer.step()
+        trainer.step()
+        server.wait_for(lambda: server.applied(1))
+        server.reports.clear()
+        server.point(0)
+        server.wait_for(lambda: server.applied(0))
+        assert held_state(a) == held_state(b) == first.digest
+
+
+def test_strangers_hear_nothing(server: ContractServer, tmp_path: Path, port: int) -> None:
+    with Trainer(server, tmp_path) as trainer, island(server, tmp_path / "a", **leading(port)):
+        trainer.step()
+        with member(tmp_path / "b", port, secret="x" * 40) as wrong, member(tmp_path / "c", port, "c") as unknown:
+            eventually(lambda: any("not this island's" in line for line in wrong.lines))
+            eventually(lambda: any("expects no member" in line for line in unknown.lines))
+        assert server.applied(0) is None
+
+
+def test_secrets_are_private_and_long(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(MembersError, match="copy"):
+        shared_secret(path, make=False)
+    made = shared_secret(path, make=True)
+    assert shared_secret(path, make=False) == made and path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o604)
+    with pytest.raises(MembersError, match="chmod"):
+        shared_secret(path, make=False)
+    path.chmod(0o600)
+    path.write_text("short")
+    with pytest.raises(MembersError, match="shorter"):
+        shared_secret(path, make=True)
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {}, {"leader": "x"}, {"leader": "x", "serial": "y", "at": None, "coming": None}]
+)
+def test_what_can_not_be_understood_is_said(body: Any) -> None:
+    with pytest.raises(BadWord):
+        Order.parse(body)
+    with pytest.raises(BadWord):
+        Word.parse(body)
