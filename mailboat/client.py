@@ -24,6 +24,7 @@ from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 from urllib3.response import BaseHTTPResponse
 
 from mailboat import __version__
+from mailboat.direct import Direct
 from mailboat.errors import ApiError, Conflict, MailboatError, NotFound, Unauthorised, Unreachable
 from mailboat.manifest import Envelope
 from mailboat.replies import (
@@ -85,10 +86,12 @@ class Api:
         self._timeout = timeout
         self._base = f"{self.server}/api/v1/projects/{quote(project, safe='')}"
         self._pool = _pool(address.scheme, address.hostname, ca_file)
+        self.direct = Direct(address.scheme, ca_file, timeout)
 
     def close(self) -> None:
         """Closes idle connections."""
         self._pool.clear()
+        self.direct.close()
 
     # -- runs and versions
 
@@ -148,9 +151,19 @@ class Api:
 
     # -- blobs
 
-    def begin_upload(self, run: str, sha256: str, size: int) -> Upload:
-        """Announces a blob: it exists already, or an upload to continue at an offset."""
-        return Upload.parse(self._json("POST", _path("runs", run, "blobs"), {"sha256": sha256, "size": size}))
+    def begin_upload(self, run: str, sha256: str, size: int, *, direct: bool = False) -> Upload:
+        """Announces a blob: it exists already, or an upload to continue at an offset. With ``direct`` the parts that go
+        straight to the blob store, where it takes such.
+        """
+        body = {"sha256": sha256, "size": size} | ({"direct": True} if direct else {})
+        return Upload.parse(self._json("POST", _path("runs", run, "blobs"), body))
+
+    def complete_upload(self, run: str, upload: str) -> bool:
+        """Has the parts joined and checked: True when it is done, False while it is still at work (ask again). Raises
+        Conflict ``parts_missing``, ApiError ``digest_mismatch``.
+        """
+        path = _path("runs", run, "blobs", "uploads", upload, "complete")
+        return self.request("POST", path, body=b"{}", headers={"Content-Type": "application/json"}).status != 202
 
     def send_piece(self, run: str, upload: str, offset: int, piece: bytes | memoryview) -> int:
         """Sends bytes at ``offset``; returns the server's offset afterwards. Never retried here: the caller asks for
@@ -165,8 +178,9 @@ class Api:
         """How many bytes of an upload the server holds."""
         return _offset_of(self.request("HEAD", _path("runs", run, "blobs", "uploads", upload)), default=None)
 
-    def open_blob(self, run: str, sha256: str, *, start: int = 0) -> BaseHTTPResponse:
-        """Opens a blob from byte ``start`` as a stream of raw bytes. One try: `mailboat.transfer` resumes and verifies.
+    def open_blob(self, run: str, sha256: str, *, start: int = 0, direct: bool = False) -> BaseHTTPResponse:
+        """Opens a blob from byte ``start`` as a stream of raw bytes, with ``direct`` from the blob store where it has
+        addresses of its own. One try: `mailboat.transfer` resumes and verifies.
 
         The status is 200 (from zero), 206 or 416. The caller reads with ``decode_content=False`` and releases the
         connection.
@@ -174,8 +188,13 @@ class Api:
         headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
         if start:
             headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
-        path = _path("runs", run, "blobs", sha256)
-        return self.request("GET", path, headers=headers, retry=False, stream=True, accept={416})
+        path, query = _path("runs", run, "blobs", sha256), {"direct": 1} if direct else {}
+        found = self.request("GET", path, query=query, headers=headers, retry=False, stream=True, accept={307, 416})
+        if found.status != 307:
+            return found
+        found.drain_conn()
+        found.release_conn()
+        return self.direct.get(found.headers.get("Location", ""), start)
 
     # -- islands
 

@@ -4,7 +4,7 @@ about those that are used; it must never guess a value that is missing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mailboat.errors import ApiError
@@ -185,19 +185,38 @@ def _step(body: Any) -> AnchorStep | PatchStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of an upload that goes straight into the blob store: an HTTP PUT of exactly these bytes to ``url``."""
+
+    offset: int
+    size: int
+    url: str = field(repr=False)  # carries a credential
+
+    @classmethod
+    def parse(cls, body: Any) -> Part:
+        """Reads one of the ``parts``."""
+        return cls(_get(body, "offset", int), _get(body, "size", int), _get(body, "url", str))
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
-    """Where an upload stands: ``exists`` needs no more bytes; else send from ``offset`` to upload ``id``."""
+    """Where an upload stands: ``exists`` needs no more bytes; else send from ``offset`` to upload ``id``, or the
+    ``parts`` that are missing straight to the store (None: it takes none).
+    """
 
     exists: bool
     id: str = ""
     offset: int = 0
+    parts: tuple[Part, ...] | None = None
 
     @classmethod
     def parse(cls, body: Any) -> Upload:
         """Reads the body of ``POST runs/{run}/blobs``."""
         if _get(body, "exists", bool):
             return cls(exists=True)
-        return cls(exists=False, id=str(body.get("upload")), offset=_get(body, "offset", int))
+        found = body.get("parts")
+        parts = tuple(map(Part.parse, found)) if isinstance(found, list) else None
+        return cls(exists=False, id=str(body.get("upload")), offset=_get(body, "offset", int), parts=parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -30,9 +30,15 @@ from mailboat.errors import (
     Unreachable,
 )
 from mailboat.manifest import BlobRef
+from mailboat.replies import Upload
+
+Read = Callable[[int, int], bytes]  # offset, length
 
 PIECE = 256 << 10  # bytes read, hashed and written at a time
 SENT_AT_ONCE = 8 << 20  # bytes of one PATCH: what a broken connection costs at most
+STRAIGHT_FROM = 1 << 20  # smaller blobs are not worth the second request
+JOIN_PAUSE = 1.0  # seconds between two looks at a large upload that is being joined
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -89,32 +95,71 @@ def upload_bytes(api: Api, run: str, data: bytes) -> BlobRef:
     return blob
 
 
-def _upload(api: Api, run: str, blob: BlobRef, read: Callable[[int, int], bytes]) -> int:
+def _upload(api: Api, run: str, blob: BlobRef, read: Read) -> int:
+    """Sends what is missing, straight to the blob store where it takes parts, else through the control plane."""
     sent = failures = 0
     while True:
-        upload = api.begin_upload(run, blob.sha256, blob.size)
+        before = sent
+        upload = api.begin_upload(run, blob.sha256, blob.size, direct=_straight(api, blob))
         if upload.exists:
             return sent
-        offset = upload.offset
         try:
-            while True:
-                piece = read(offset, min(SENT_AT_ONCE, blob.size - offset))
-                after = api.send_piece(run, upload.id, offset, piece)
-                sent += max(0, after - offset)
-                failures = failures if after <= offset else 0
-                offset = after
-                if offset >= blob.size:
-                    return sent
+            steps = _send_parts if upload.parts is not None else _send_pieces
+            for count in steps(api, run, upload, blob, read):
+                sent += count
+            return sent
         except NotFound:
             failures += 1  # the upload was completed, or collected, meanwhile: ask again
             if failures >= api.attempts:
                 raise
         except (Unreachable, ApiError) as error:
             transient = isinstance(error, Unreachable) or error.status in TRANSIENT or isinstance(error, Conflict)
-            failures += 1
+            failures = 1 if sent > before else failures + 1
             if not transient or failures >= api.attempts:
                 raise
             api.sleep(pause_before(failures))
+
+
+def _straight(api: Api, blob: BlobRef) -> bool:
+    """Whether it is worth going past the control plane."""
+    return blob.size >= STRAIGHT_FROM and api.direct.usable
+
+
+def _send_pieces(api: Api, run: str, upload: Upload, blob: BlobRef, read: Read) -> Iterator[int]:
+    """Through the control plane, from where the upload stands; yields the bytes that have arrived each time."""
+    offset = upload.offset
+    while True:
+        after = api.send_piece(run, upload.id, offset, read(offset, min(SENT_AT_ONCE, blob.size - offset)))
+        yield max(0, after - offset)
+        offset = after
+        if offset >= blob.size:
+            return
+
+
+def _send_parts(api: Api, run: str, upload: Upload, blob: BlobRef, read: Read) -> Iterator[int]:
+    """Straight into the store, those that are missing; then the control plane joins and checks them. A part that is
+    there whole is never sent again, whoever sent it.
+    """
+    for part in upload.parts or ():
+        if not 0 <= part.offset <= part.offset + part.size <= blob.size:
+            raise MailboatError("The server asks for a part that lies outside the blob; its release is another one.")
+        api.direct.put(part, _Stretch(read, part.offset, part.offset + part.size))
+        yield part.size
+    while not api.complete_upload(run, upload.id):
+        api.sleep(JOIN_PAUSE)
+
+
+class _Stretch:
+    """A part as a file that is read once, a piece at a time."""
+
+    def __init__(self, read: Read, start: int, end: int) -> None:
+        self._read, self._at, self._end = read, start, end
+
+    def read(self, count: int = -1, /) -> bytes:
+        left = self._end - self._at
+        data = self._read(self._at, left if count < 0 else min(count, left))
+        self._at += len(data)
+        return data
 
 
 # -- download
@@ -164,14 +209,16 @@ def download(
     part = out.with_name(out.name + ".part")
     travelled = failures = wrong = 0
     while True:
-        before = _size(part)
+        before, straight = _size(part), _straight(api, blob)
         try:
-            travelled += _fetch(api, run, blob, part, link)
+            travelled += _fetch(api, run, blob, part, link, straight=straight)
             rename_durably(part, out)
             return travelled
         except WrongBytes as error:
             travelled += max(0, _size(part) - before)
             part.unlink(missing_ok=True)
+            if straight:
+                api.direct.failed()  # whatever is wrong there, the control plane may have it right
             wrong += 1
             if wrong > 1:
                 raise DigestMismatch(f"{error}; the copy on the server, or something between, is damaged.") from error
@@ -179,6 +226,8 @@ def download(
         except (Unreachable, ApiError) as error:
             gained = max(0, _size(part) - before)
             travelled += gained
+            if straight and failures and not gained:
+                api.direct.failed()  # it opens there, and no byte comes
             failures = _count_failure(api, error, 0 if gained else failures)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
@@ -196,16 +245,16 @@ def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> in
     return failures + 1
 
 
-def _fetch(api: Api, run: str, blob: BlobRef, part: Path, link: Link | None) -> int:
+def _fetch(api: Api, run: str, blob: BlobRef, part: Path, link: Link | None, *, straight: bool) -> int:
     """One connection's worth: continues ``part`` to its end and checks it; returns the bytes received."""
     hasher = hashlib.sha256()
     with part.open("a+b") as file:
         held = _hash_held(file, hasher, blob.size)
         received = 0
         if held < blob.size or blob.size == 0:
-            response = api.open_blob(run, blob.sha256, start=held)
+            response = api.open_blob(run, blob.sha256, start=held, direct=straight)
             try:
-                if _start_of(response, blob, held) == 0 and held:
+                if _start_of(response, blob, held, straight=straight) == 0 and held:
                     hasher, held = hashlib.sha256(), 0
                     file.truncate(0)
                 received = _receive(response, file, hasher, blob.size - held, link)
@@ -230,10 +279,11 @@ def _hash_held(file: BinaryIO, hasher: hashlib._Hash, size: int) -> int:
     return held
 
 
-def _start_of(response: BaseHTTPResponse, blob: BlobRef, held: int) -> int:
+def _start_of(response: BaseHTTPResponse, blob: BlobRef, held: int, *, straight: bool) -> int:
     """Where the answer's bytes start: ``held`` or 0. Another object, length or range than asked for is refused."""
     etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
-    if etag and etag != blob.sha256:
+    theirs = straight and not _DIGEST.fullmatch(etag)  # object stores have tags of their own making
+    if etag and etag != blob.sha256 and not theirs:
         raise WrongBytes(f"The server sent another object for blob {blob.sha256[:16]}")
     if response.status == 416:
         raise WrongBytes(f"The server holds fewer bytes of blob {blob.sha256[:16]} than were announced")

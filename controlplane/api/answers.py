@@ -135,6 +135,7 @@ class BlobStanding(drf.Serializer):
     upload = drf.UUIDField(required=False)
     offset = drf.IntegerField(required=False)
     parts = Part(many=True, required=False)
+    joining = drf.BooleanField(required=False)
 
 
 # Versions

@@ -205,12 +205,17 @@ class CompleteUpload(ProjectView):
 
     roles = {"POST": PUBLISHERS}
 
-    @extend_schema(request=None, responses={200: answers.BlobStanding})
+    @extend_schema(request=None, responses={200: answers.BlobStanding, 202: answers.BlobStanding})
     def post(self, request: Request, project: str, run: str, upload: uuid.UUID) -> Response:
-        """Joins the parts and checks the digest. 409 `parts_missing` names those that are not there."""
+        """Joins the parts and checks the digest. 202: a large one is at it, ask again. 409 `parts_missing` names those
+        that are not there; 422 `digest_mismatch` is said once.
+        """
         self.no_body(request)
-        services.finish_parts(selectors.upload(self.run(run), upload))
-        return Response({"exists": True})
+        row = selectors.upload(self.run(run), upload)
+        if services.finish_parts(row):
+            return Response({"exists": True})
+        standing = {"exists": False, "upload": str(row.pk), "joining": True}
+        return Response(standing, status=202, headers={"Retry-After": "1"})
 
 
 class Versions(ProjectView):

@@ -6,6 +6,7 @@ names the expected state. A repeated commit of the same content is harmless; of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from controlplane.registry import announcing, beside, blobs, keys, submission
 from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
+from controlplane.registry.joining import joins
 from controlplane.registry.models import (
     Anchor,
     Blob,
@@ -59,6 +61,7 @@ __all__ = [
 
 State = Version.State
 PART_SECONDS = 3600  # how long the addresses of parts are valid; announcing the blob again gives new ones
+JOINED_AT_ONCE = 64 << 20  # bytes of an upload in parts that are joined within the request
 MANY = 1000
 
 
@@ -158,19 +161,34 @@ def finish_upload(upload: Upload) -> Blob:
     return _uploaded(upload)
 
 
-def finish_parts(upload: Upload) -> Blob:
-    """The same for an upload whose parts went straight to the blob store. Raises Refusal `parts_missing`, Unacceptable
-    `digest_mismatch`.
+def finish_parts(upload: Upload) -> bool:
+    """The same for an upload whose parts went straight to the blob store: True when it is a blob, False while a large
+    one is joined beside the request. Raises Refusal `parts_missing`, Unacceptable `digest_mismatch`.
     """
-    missing = blobs.store().finish_parts(upload.run_id, upload.pk, upload.sha256, upload.size)
-    if missing:
-        raise Refusal(
-            f"{len(missing)} parts are not in the blob store whole; announce the blob again to see which, and send "
-            "them.",
-            code="parts_missing",
-            parts=list(missing[:MANY]),
-        )
-    return _uploaded(upload)
+    if blobs.store().size(upload.run_id, upload.sha256) != upload.size:
+        lacking = missing_parts(upload)
+        if lacking:
+            joins.outcome(upload)  # bytes with another digest are gone by now
+            raise _lacking([part.index for part in lacking])
+        if lacking is not None and upload.size > JOINED_AT_ONCE:
+            return joins.ask(upload, _join)
+    _join(upload)
+    return True
+
+
+def _join(upload: Upload) -> None:
+    lacking = blobs.store().finish_parts(upload.run_id, upload.pk, upload.sha256, upload.size)
+    if lacking:
+        raise _lacking(lacking)
+    _uploaded(upload)
+
+
+def _lacking(parts: Sequence[int]) -> Refusal:
+    return Refusal(
+        f"{len(parts)} parts are not in the blob store whole; announce the blob again to see which, and send them.",
+        code="parts_missing",
+        parts=list(parts[:MANY]),
+    )
 
 
 def _uploaded(upload: Upload) -> Blob:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_the_main_path_on_managed_servers(database: str, broker: str, blob_url: 
         tokens = {role: token(role, environment) for role in ("publisher", "operator")}
         operator = Api(stack.url, "harbour", tokens["operator"])
         rng = np.random.default_rng(1)
-        arrays = {"a": rng.integers(0, 1 << 16, (300, 64), np.uint16), "b": np.arange(77, dtype=np.int16)}
+        arrays = {"a": rng.integers(0, 1 << 16, (9000, 64), np.uint16), "b": np.arange(77, dtype=np.int16)}
         with Publisher(stack.url, "harbour", "voyage", tokens["publisher"], state_dir=tmp_path / "copy") as trainer:
             trainer.publish(arrays, step=0).wait_ready(60)
             with island(stack.url, operator, tmp_path, environment) as name:
@@ -114,6 +115,9 @@ def test_the_main_path_on_managed_servers(database: str, broker: str, blob_url: 
                 assert verified["state"] == "succeeded", verified
         if blob_url:
             assert not list((tmp_path / "home").glob("blobs/runs/*/blobs/*"))
+            asked = (tmp_path / "moto.log").read_text()
+            assert re.search(r'"PUT /mailboat/\S+/part-00000\?\S*X-Amz-Signature', asked), "the anchor went past us"
+            assert re.search(r'"GET /mailboat/\S+/blobs/\S+X-Amz-Signature', asked), "and came so to the island"
 
 
 @contextlib.contextmanager
