@@ -135,7 +135,6 @@ class BlobStanding(drf.Serializer):
     upload = drf.UUIDField(required=False)
     offset = drf.IntegerField(required=False)
     parts = Part(many=True, required=False)
-    joining = drf.BooleanField(required=False)
 
 
 # Versions
@@ -299,6 +298,15 @@ class Claim(drf.Serializer):
     epoch = drf.IntegerField(allow_null=True)
 
 
+class MemberLine(drf.Serializer):
+    """Another host of an island, by its leader's last heartbeat."""
+
+    name = drf.CharField()
+    version = drf.IntegerField(allow_null=True)
+    phase = drf.CharField()
+    reason = drf.CharField(allow_blank=True)
+
+
 class IslandLine(Orders):
     """A line of the fleet table."""
 
@@ -318,6 +326,7 @@ class IslandLine(Orders):
     target = drf.IntegerField(allow_null=True)
     skew = Skew()
     claimed = Claim()
+    members = MemberLine(many=True)
     last_patch_bytes = drf.IntegerField(allow_null=True)
     last_seconds = drf.DictField(allow_null=True)
     last_seen_at = drf.DateTimeField(allow_null=True)

@@ -138,6 +138,7 @@ def island(row: FleetRow) -> Json:
         "target": row.target,
         "skew": {"versions": row.skew_versions, "seconds": row.skew_seconds},
         "claimed": {"version": it.version_number, "digest": it.digest or None, "epoch": it.epoch},
+        "members": it.members,
         "last_patch_bytes": it.last_patch_bytes,
         "last_seconds": it.last_seconds,
         "last_seen_at": moment(it.last_seen_at),

@@ -110,6 +110,15 @@ class Enrol(Body):
     signature = Pattern(r"^([0-9a-f]{128})?\Z", allow_blank=True, default="")
 
 
+class MemberHost(Body):
+    """Another host of an island, as its leader sees it."""
+
+    name = Text(max_length=100)
+    version = Whole(allow_null=True, default=None)
+    phase = Text(max_length=20)
+    reason = Text(allow_blank=True, max_length=8000, default="")
+
+
 class Heartbeat(Body):
     """POST islands/{id}/heartbeat."""
 
@@ -120,6 +129,7 @@ class Heartbeat(Body):
     reason = Text(allow_blank=True, allow_null=True, max_length=4000, default="")
     time = Real(allow_null=True, default=None, min_value=-1e12, max_value=1e12)
     active_requests = Whole(max_value=(1 << 31) - 1, allow_null=True, default=None)
+    members = serializers.ListField(child=MemberHost(), max_length=256, default=list)
 
 
 class Report(Body):

@@ -80,6 +80,7 @@ def heartbeat(
     reason: str,
     time: float | None = None,
     active_requests: int | None = None,
+    members: Sequence[Mapping[str, Any]] = (),
     agent_version: str = "",
 ) -> list[dict[str, Any]]:
     """Records what an island says of itself, and returns the questions for it. `standing` has its orders."""
@@ -93,6 +94,7 @@ def heartbeat(
         last_seen_at=Now(),
         clock_skew_seconds=skew,
         active_requests=active_requests,
+        members=[{**member, "reason": member["reason"][:1000]} for member in members],
         **({"agent_version": agent_version[:40]} if agent_version else {}),  # it may have been upgraded
     )
     return [

@@ -47,6 +47,18 @@ def test_island_page_shows_phases_and_verifications(world: World, owner: Client)
         assert words in page, words
 
 
+def test_island_page_lists_member_hosts(world: World, owner: Client) -> None:
+    assert "Member hosts" not in _page(owner, world.pages["island"])
+    members = [
+        {"name": "hel1-b", "version": 2, "phase": "idle", "reason": ""},
+        {"name": "hel1-c", "version": None, "phase": "silent", "reason": "It is away <b>."},
+    ]
+    fleet.heartbeat(world.island, version=2, digest="", epoch=0, phase="idle", reason="", members=members)
+    page = _page(owner, world.pages["island"])
+    for words in ("Member hosts", "hel1-b", "v2", "hel1-c", "silent", "It is away &lt;b&gt;."):
+        assert words in page, words
+
+
 def test_report_that_was_not_accepted_is_not_called_verified(world: World, owner: Client) -> None:
     make.mk_sync(world.island, world.versions[2], accepted=False)
     assert "Not accepted" in _page(owner, world.pages["island"])

@@ -234,6 +234,10 @@ def test_island_life_over_http(run: Run, token: Callable[..., Api]) -> None:
         {"version": None, "digest": None, "epoch": None, "phase": "fetching", "reason": "", "time": 1.5},
     )
     assert beat.json()["commands"] == [] and beat.json()["enabled"] is True
+    members = [{"name": "b", "version": None, "phase": "silent", "reason": "It is away."}]
+    assert api.post(f"islands/{key}/heartbeat", {"phase": "idle", "members": members}).status_code == 200
+    assert token("viewer").get("islands").json()["results"][0]["members"] == members
+    problem(api.post(f"islands/{key}/heartbeat", {"phase": "idle", "members": [{"name": 3}]}), 400, "invalid_request")
     report = {
         "from_version": None,
         "version": 0,
