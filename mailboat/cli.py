@@ -22,6 +22,7 @@ _COMMANDS = {
     "quantise": "Write a checkpoint in a smaller served format (FP8, NVFP4, MXFP4, INT4).",
     "publish": "Publish a checkpoint as the next version of a run.",
     "island": "Run an island that follows a channel.",
+    "keys": "Make, register and revoke publishers' keys.",
     "status": "Print the fleet: who holds which version.",
     "doctor": "Look for what keeps an island or a trainer from working.",
 }

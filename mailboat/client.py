@@ -34,6 +34,7 @@ from mailboat.replies import (
     IslandInfo,
     Plan,
     RunInfo,
+    TrustInfo,
     Upload,
     VersionInfo,
     bad_reply,
@@ -134,6 +135,14 @@ class Api:
         return VersionInfo.parse(self._json("POST", _path("runs", run, "versions"), body))
 
     def version(self, run: str, number: int) -> VersionInfo:
+    def manifest(self, run: str, number: int) -> Envelope:
+        """The envelope of a version's manifest, with its signatures."""
+        return Envelope.from_json(self.request("GET", _path("runs", run, "versions", str(number), "manifest")).data)
+
+    def trust(self, run: str) -> TrustInfo:
+        """The keys of publishers and heads with what vouches for them, and the revoked ones."""
+        return TrustInfo.parse(self._json("GET", _path("runs", run, "trust")))
+
         """One version."""
         return VersionInfo.parse(self._json("GET", _path("runs", run, "versions", str(number))))
 
@@ -286,6 +295,24 @@ class Api:
         return answer
 
     def _json(
+    def keys(self, run: str) -> list[Mapping[str, Any]]:
+        """The publishers' keys of a run, newest first."""
+        found = self._object("GET", _path("runs", run, "keys")).get("results")
+        if not isinstance(found, list):
+            raise bad_reply("a list of keys")
+        return found
+
+    def register_key(
+        self, run: str, public_key: str, name: str = "", endorsement: Envelope | None = None
+    ) -> Mapping[str, Any]:
+        """Registers a publisher's key, or sends an endorsement for one. Again changes nothing."""
+        body = {"public_key": public_key, "name": name, "endorsement": endorsement and endorsement.to_dict()}
+        return self._object("POST", _path("runs", run, "keys"), body)
+
+    def revoke_key(self, run: str, key: str, reason: str) -> Mapping[str, Any]:
+        """Revokes a key by its id. Again changes nothing."""
+        return self._object("DELETE", _path("runs", run, "keys", key), {"reason": reason})
+
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, retry: bool = True
     ) -> Any:
         data = None if body is None else json.dumps(body).encode()

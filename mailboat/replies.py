@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mailboat.errors import ApiError
-from mailboat.manifest import BlobRef
+from mailboat.manifest import BlobRef, Envelope
 
 Json = Mapping[str, Any]
 
@@ -187,6 +187,36 @@ def _step(body: Any) -> AnchorStep | PatchStep:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of an upload that goes straight into the blob store: an HTTP PUT of exactly these bytes to ``url``."""
+@dataclass(frozen=True, slots=True)
+class TrustInfo:
+    """Public keys (hex) with the envelope by which an older one vouches for them; revoked keys. A claim, no proof."""
+
+    publishers: Mapping[str, Envelope | None]
+    revoked: tuple[str, ...]
+    heads: Mapping[str, Envelope | None]
+
+    @classmethod
+    def parse(cls, body: Any) -> TrustInfo:
+        """Reads the body of ``GET runs/{run}/trust``."""
+        return cls(
+            publishers=_endorsed(_get(body, "publishers", list)),
+            revoked=_public_keys(_get(body, "revoked", list)),
+            heads=_endorsed(_get(body, "heads", list)),
+        )
+
+
+def _endorsed(items: list[Any]) -> dict[str, Envelope | None]:
+    keys = _public_keys([_get(item, "public_key", str) for item in items])
+    told = [_optional(item, "endorsement", Mapping) for item in items]
+    return {key: None if said is None else Envelope.from_dict(said) for key, said in zip(keys, told, strict=True)}
+
+
+def _public_keys(items: Any) -> tuple[str, ...]:
+    if not all(isinstance(item, str) and len(item) == 64 and set(item) <= set("0123456789abcdef") for item in items):
+        raise bad_reply("a public key")
+    return tuple(items)
+
+
 
     offset: int
     size: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
@@ -46,28 +46,25 @@ def register(
     come later, by registering the key again. Raises Unacceptable `endorsement_invalid`, Refusal `key_revoked`,
     `too_many_keys`.
     """
-    try:
-        with transaction.atomic():
-            Run.objects.select_for_update(of=["self"], no_key=True).get(pk=run.pk)
-            known = of_run(run).filter(public_key=public_key).first()
-            if known is not None and known.revoked_at is not None:
-                raise Refusal("This key was revoked for good; make another one.", code="key_revoked")
-            envelope = None if endorsement is None else _endorsement(run, public_key, endorsement)
-            if known is None:
-                if of_run(run).count() >= MOST:
-                    raise Refusal(f"A run has at most {MOST} keys, revoked ones too.", code="too_many_keys")
-                row = RunKey.objects.create(
-                    run=run, kind=kind, public_key=public_key, name=name or fingerprint(public_key)[:20],
-                    created_by=actor[:120],
-                )  # fmt: skip
-                told = {"fingerprint": fingerprint(public_key), "kind": kind, "endorsed": envelope is not None}
-                audit.record(run.project, actor, "key.register", _named(row), after=told)
-            else:
-                row = known
-            if envelope is not None:
-                beside.write_key(run.pk, public_key, envelope)
-    except IntegrityError:
-        raise Refusal("This key was registered a moment ago.", code="key_exists") from None
+    with transaction.atomic():
+        Run.objects.select_for_update(of=["self"], no_key=True).get(pk=run.pk)
+        known = of_run(run).filter(public_key=public_key).first()
+        if known is not None and known.revoked_at is not None:
+            raise Refusal("This key was revoked for good; make another one.", code="key_revoked")
+        envelope = None if endorsement is None else _endorsement(run, public_key, endorsement)
+        if known is None:
+            if of_run(run).count() >= MOST:
+                raise Refusal(f"A run has at most {MOST} keys, revoked ones too.", code="too_many_keys")
+            row = RunKey.objects.create(
+                run=run, kind=kind, public_key=public_key, name=name or fingerprint(public_key)[:20],
+                created_by=actor[:120],
+            )  # fmt: skip
+            told = {"fingerprint": fingerprint(public_key), "kind": kind, "endorsed": envelope is not None}
+            audit.record(run.project, actor, "key.register", _named(row), after=told)
+        else:
+            row = known
+        if envelope is not None:
+            beside.write_key(run.pk, public_key, envelope)
     row.refresh_from_db()
     return row, known is None
 

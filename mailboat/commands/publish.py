@@ -20,6 +20,12 @@ import click
     "--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the last version's bytes here."
 )
 @click.option(
+    "--signing-key",
+    envvar="MAILBOAT_SIGNING_KEY",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Private key that signs the version; see `mailboat keys`.",
+)
+@click.option(
     "--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities of the server (PEM)."
 )
 def command(
@@ -33,6 +39,7 @@ def command(
     wait: bool,
     on_server: bool,
     state_dir: Path | None,
+    signing_key: Path | None,
     ca_file: str | None,
 ) -> None:
     """Publish the checkpoint PATH as the next version of a run.
@@ -46,7 +53,9 @@ def command(
         info = publish_on_server(server, project, run, token, path, step=step, wait=wait, ca_file=ca_file)
         click.echo(f"{info.number} {info.state_digest or '-'} {info.state}")
         return
-    with Publisher(server, project, run, token, state_dir=state_dir, ca_file=ca_file) as publisher:
+    with Publisher(
+        server, project, run, token, state_dir=state_dir, signing_key=signing_key, ca_file=ca_file
+    ) as publisher:
         version = publisher.publish_checkpoint(path, step=step, wait=wait)
     size = "anchor" if version.patch_bytes is None else f"{version.patch_bytes} bytes"
     click.echo(f"{version.number} {version.digest} {size} of {version.full_bytes}")

@@ -25,6 +25,7 @@ from mailboat.image import Image
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
 from mailboat.patch.build import build_patch
 from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
+from mailboat.signing import read_key, sign
 from mailboat.trainer.copy import Candidate, LocalCopy
 from mailboat.trainer.hooks import NamedTensors, tensor_source
 from mailboat.transfer import file_blob, upload_bytes, upload_file
@@ -99,7 +100,8 @@ class Publisher:
 
     ``token`` has the role publisher. ``state_dir`` keeps the copy of the last ready version between processes; without
     one it lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run
-    is made when it does not exist. Use as a context manager or call `close`.
+    is made when it does not exist. ``signing_key`` is a private key's file (`mailboat keys new`; without one, the file
+    that MAILBOAT_SIGNING_KEY names): every manifest is signed with it. Use as a context manager or call `close`.
     """
 
     def __init__(
@@ -112,7 +114,10 @@ class Publisher:
         state_dir: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         served_format: str = "",
+        signing_key: str | os.PathLike[str] | None = None,
     ) -> None:
+        key_file = signing_key or os.environ.get("MAILBOAT_SIGNING_KEY")
+        self._signing_key = None if not key_file else read_key(Path(key_file))
         self._api = Api(server, project, token, ca_file=ca_file)
         self._run = run
         self._served_format = served_format
@@ -305,8 +310,11 @@ class Publisher:
             self._api, self._run,
         )  # fmt: skip
         self._attempt = _Attempt(manifest.sha256, manifest.step, version)
+        envelope = Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes())
+        if self._signing_key is not None:
+            envelope = sign(envelope, self._signing_key)
         try:
-            self._api.commit_version(self._run, Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes()), anchor)
+            self._api.commit_version(self._run, envelope, anchor)
         except Unreachable:
             raise  # the attempt is remembered: the server may have it
         except MailboatError:

@@ -12,6 +12,7 @@ import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from controlplane.dashboard.views.actions import ACTIONS
 from controlplane.fleet import services as fleet
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
+from controlplane.registry import keys, leases
 from controlplane.registry import services as registry
 from controlplane.registry.models import Blob, Project, Run
 from mailboat.identity import new_key, public_half, sign_enrolment
@@ -89,6 +91,8 @@ class World:
         challenge = fleet.open_challenge(job, self.island, versions[1], b"0" * 32, [(0, 0, 4)])
         channel = run.channels.get(name="latest")
         enrolment, _ = fleet.create_enrolment_token(run, channel, "newcomer", actor="test")
+        key, _ = keys.register(run, "ab" * 32, actor="test")
+        lease = leases.take(versions[0], "somebody", timedelta(hours=1))
         upload = registry.begin_upload(run, "ab" * 32, 10)
         assert upload is not None
         people = {role: self._member(role, project) for role in ("viewer", "operator", "admin")}
@@ -118,6 +122,8 @@ class World:
             "channel": "latest",
             "island": self.island.pk,
             "challenge": challenge.pk,
+            "key": key.pk,
+            "lease": lease.pk,
             "job": job.pk,
             "enrolment": enrolment.pk,
             "tokens/{token}": token.pk,
