@@ -65,6 +65,31 @@ class Overlay(NewBytes):
             raise
         return result
 
+    @classmethod
+    def undoing(cls, forward: Overlay, base: TensorSource, start: State, scratch: Path) -> Overlay:
+        """What takes `forward` back: the bytes of `base`, at the state `start`, where it writes. Raises DiskFull."""
+        result = cls(forward.target.digest, start, scratch)
+        try:
+            for index, tensor in enumerate(start.inventory.tensors):
+                for record in forward.records(index, 0, tensor.nbytes):
+                    old = np.empty(record.nbytes, np.uint8)
+                    base.read(index, record.start, old)
+                    positions = np.empty(0, np.uint32)
+                    if record.count:
+                        positions = forward.elements(record)[0]
+                        old = old.reshape(-1, record.width)[positions].reshape(-1)
+                    result._keep(index, (record.start, record.nbytes, record.width), positions, old)
+                    result.changed += old.size // record.width
+            same = set(forward.target.side_files)
+            for file in start.side_files:
+                if file not in same:
+                    result.add_side(file.path, base.read_side(file.path))
+            result.finish()
+        except BaseException:
+            result.close()
+            raise
+        return result
+
     def _stack(self, index: int, written: list[tuple[Overlay, Record]]) -> None:
         record = written[0][1]
         place = record.start, record.nbytes, record.width

@@ -21,9 +21,10 @@ from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Run, Version
 from mailboat.checkpoint.source import TensorSource
 from mailboat.digest import State
+from mailboat.durable import remove
 from mailboat.errors import MailboatError, StoreError
 from mailboat.image import Image, Overlay
-from workers.rebuild import walk
+from workers.rebuild import Passing, walk
 from workers.work import Work
 
 _LOOK_SECONDS = 0.1
@@ -33,16 +34,16 @@ LOCAL = Means.of(link=1e9)  # beside the blobs, nearly every byte is free
 class Copy:
     """The copy of `run`, held by this process inside a `with` block; it waits its turn and obeys a cancel meanwhile."""
 
-    def __init__(self, work: Work, run: Run) -> None:
+    def __init__(self, work: Work, run: Run, *, place: str = "") -> None:
         self._work = work
         self._run = run
-        self._folder = Path(settings.MAILBOAT_HOME) / "copies" / str(run.pk)
+        self.folder = Path(settings.MAILBOAT_HOME) / "copies" / str(run.pk) / place
         self._lock = -1
         self._image: Image | None = None
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not self._taken():
                 self._work.check()
@@ -61,7 +62,7 @@ class Copy:
 
     def at(self, version: Version) -> Image | None:
         """The image when it holds this version's state already."""
-        image = self._open()
+        image = self.opened()
         return image if image is not None and image.digest == version.state_digest else None
 
     def bring_to(self, version: Version) -> Image:
@@ -80,14 +81,34 @@ class Copy:
             self._work.log(f"Bringing the worker's copy to version {version.number} in {len(route.steps)} steps.")
         kept, self._image = self._image, None  # walk closes it when it fails half way
         try:
-            self._image = walk(self._work, self._run, route, folder=self._folder / "image", image=kept)
+            self._image = walk(self._work, self._run, route, folder=self.folder / "image", image=kept)
         except MailboatError as error:
             if route.start is None:
                 raise
             self._work.log(f"The worker's copy could not follow ({error}); it is rebuilt from an anchor.", "warning")
-            route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
-            self._image = walk(self._work, self._run, route, folder=self._folder / "image")
+            self._image = self.rebuild(version)
         return self._image
+
+    def advance(self, route: routes.Plan, passing: Passing) -> None:
+        """Takes the image that is there along patches; `passing` sees each before it is written."""
+        kept, self._image = self._image, None
+        self._image = walk(self._work, self._run, route, folder=self.folder / "image", image=kept, passing=passing)
+
+    def rebuild(self, version: Version) -> Image:
+        """The image at a ready version from an anchor, whatever there was before."""
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+        route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
+        self._image = walk(self._work, self._run, route, folder=self.folder / "image")
+        return self._image
+
+    def discard(self) -> None:
+        """Gives the image up: the next one is made from an anchor."""
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+        remove(self.folder / "image")
 
     def keep(self, image: Image, overlay: Overlay) -> None:
         """Takes a proven patch into the copy. Failing costs nothing but a rebuild later."""
@@ -102,14 +123,15 @@ class Copy:
             self._image.close()
             self._image = None
         try:
-            self._image = Image.create(self._folder / "image", source, state)
+            self._image = Image.create(self.folder / "image", source, state)
         except (MailboatError, OSError) as error:
             self._work.log(f"The worker's copy was not made and will be rebuilt: {error}", "warning")
 
-    def _open(self) -> Image | None:
+    def opened(self) -> Image | None:
+        """The image wherever it stands; None when there is none that opens."""
         if self._image is None:
             try:
-                self._image = Image.open(self._folder / "image")
+                self._image = Image.open(self.folder / "image")
             except StoreError:
                 return None
         return self._image

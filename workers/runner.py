@@ -128,6 +128,10 @@ def _kind(kind: str) -> Callable[[Work], dict[str, Any]]:
             from workers.verify import verify as function
         case "collect":
             from workers.collect import collect as function
+        case "merge":
+            from workers.merge import merge as function
+        case "anchor":
+            from workers.anchor import anchor as function
         case _:
             raise Refusal(f"This worker does not know jobs of kind {kind}; update it.", code="unknown_kind")
     return function

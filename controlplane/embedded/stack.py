@@ -22,7 +22,7 @@ from controlplane.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresErr
 from controlplane.embedded.supervisor import Command, Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-QUEUES = ("publish", "check", "housekeeping")
+QUEUES = ("publish", "check", "merge", "housekeeping")
 _MIGRATE_SECONDS = 600.0
 _HOPELESS_CRASHES = 3
 

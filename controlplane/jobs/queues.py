@@ -8,6 +8,8 @@ QUEUES = {  # by kind of job
     "replay": "check",
     "verify": "check",
     "collect": "check",
+    "merge": "merge",  # of its own: an island may be waiting, and no replay or publication shall be in its way
+    "anchor": "merge",
 }
 HOUSEKEEPING = "housekeeping"
 NAMES = (*sorted(set(QUEUES.values())), HOUSEKEEPING)

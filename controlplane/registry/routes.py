@@ -121,8 +121,8 @@ def survey(
         patches = patches.extra(where=["registry_patch.to_version_id = ANY(%s)"], params=[list(numbers)])
     rows = patches.values_list("pk", "from_version", "to_version", "kind", "bytes", "changed", "codecs")
     edges = [
-        Edge(key, numbers[origin], numbers[to], *rest)
-        for key, origin, to, *rest in rows
+        Edge(key, numbers[origin], numbers[to], kind, size, changed, codecs)
+        for key, origin, to, kind, size, changed, codecs in rows
         if origin in numbers and to in numbers
     ]
     return Ground(target, held, edges, anchors)

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import announcing, beside, blobs, keys, submission
+from controlplane.registry import announcing, beside, blobs, keys, merging, submission
 from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
@@ -368,6 +368,8 @@ def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = 
             Patch.objects.filter(to_version=version).update(codecs=codecs)
         transaction.on_commit(partial(beside.write_version, version), robust=True)
         announcing.announce(version)
+        merging.queue_spans(version, run)
+        merging.queue_anchor(version, run)
         audit.record(
             run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest}
         )

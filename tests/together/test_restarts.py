@@ -14,6 +14,7 @@ import psycopg
 
 from controlplane.embedded.postgres import database_url, places
 from controlplane.embedded.stack import Stack
+from controlplane.jobs.queues import NAMES
 from mailboat.client import Api
 from mailboat.errors import MailboatError
 from mailboat.trainer import Publisher
@@ -86,7 +87,7 @@ def lose_messages(home: Path) -> None:
     def purge() -> bool:
         try:
             with psycopg.connect(database_url(home)) as connection:
-                for queue in ("publish", "check", "housekeeping"):
+                for queue in NAMES:
                     connection.execute("select pgmq.purge_queue(%s)", [queue])
         except psycopg.OperationalError:
             return False
