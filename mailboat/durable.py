@@ -56,6 +56,18 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raises DiskFull, before a byte is written, when ``needed`` bytes for ``what`` have no room on the disk of
+    ``folder``.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DiskFull(
+            f"{what} needs {needed:,} bytes on the disk of {folder}, where {free >> 20:,} MiB are free; "
+            "free some space there."
+        )
+
+
 @contextlib.contextmanager
 def removed_on_failure(path: Path) -> Iterator[None]:
     """Gives the space of ``path`` back when the block fails."""

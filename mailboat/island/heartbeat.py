@@ -25,10 +25,13 @@ FENCED = "fenced"
 
 @dataclass
 class Status:
-    """What the island is doing: a phase and, in `error`, the reason in a sentence."""
+    """What the island is doing: a phase and, in `error`, the reason in a sentence; and what upkeep found damaged or
+    could not do.
+    """
 
     phase: str = IDLE
     reason: str = ""
+    finding: str = ""
 
 
 class Serving(Protocol):
@@ -122,7 +125,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         held = self._holding.held
-        phase, reason = self._status.phase, self._status.reason
+        phase, reason = self._status.phase, self._status.reason or self._status.finding
         if held is not None and phase in {IDLE, ERROR} and (fence := self._serving.fence):
             phase, reason = FENCED, fence
         body: dict[str, Any] = {

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mailboat.checkpoint.files import Checkpoint
+from mailboat.checkpoint.files import Checkpoint, Layout
 from mailboat.digest import State
-from mailboat.durable import disk_full_as_error, remove
+from mailboat.durable import disk_full_as_error, remove, require_space
 from mailboat.errors import ApiError, DiskFull, MailboatError, StoreError, Unreachable
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.engine import Weights
@@ -27,6 +27,7 @@ from mailboat.island.store import Store
 from mailboat.manifest import Manifest
 from mailboat.patch.new_bytes import IN_MEMORY
 from mailboat.route import Documents, open_proven, prove, published
+from mailboat.snapshot import Snapshot
 
 Say = Callable[[str], None]
 
@@ -72,6 +73,7 @@ class Holding:
         self._store = store
         self._engine = engine
         self._documents = documents
+        self._snapshot: Snapshot | None = None
         self._chosen = image and image.absolute()
         self._say = say
         self._members = members or Alone()
@@ -249,6 +251,8 @@ class Holding:
             raise StoreError("Nothing is held that a patch could be applied to.")
         with self.lock:
             self._store.set_intent(prepared.marker)
+            if self._snapshot is not None:
+                self._snapshot.before(prepared.overlay)
             try:
                 self._engine.commit(self.image, prepared.overlay, self._applied(prepared.marker))
             except CommitDeferred:
@@ -296,6 +300,44 @@ class Holding:
             self._store.collect(self.marker)
             self._store.drop_incoming()
 
+    # -- a new base
+
+    def snapshot(self) -> tuple[Marker, Snapshot, Layout] | None:
+        """The version held, its bytes as they stay readable while the island moves on, and how they lie in files.
+
+        None when nothing is held, or a commit is not confirmed yet. `end_snapshot` gives back what it costs.
+        """
+        with self.lock:
+            held, image = self.held, self.image
+            if held is None or image is None or image.digest != held.state:
+                return None
+            with Checkpoint.open(image.folder, aliases=image.inventory.aliases) as files:
+                layout = files.layout
+            self._snapshot = Snapshot(image, self.lock, self._store.incoming)
+            return held, self._snapshot, layout
+
+    def end_snapshot(self, snapshot: Snapshot) -> None:
+        """Gives back what the snapshot kept."""
+        with self.lock:
+            snapshot.close()
+            self._snapshot = None
+
+    def rebase(self, origin: Marker, folder: Path) -> bool:
+        """Makes the proven checkpoint of ``origin``'s version in ``folder`` the base, and lets go of the old one and of
+        the log up to there. False, with the checkpoint removed, when the island has been seeded anew meanwhile.
+        """
+        with self.lock:
+            held = self.marker
+            if held is None or held.base != origin.base or held.log[: len(origin.log)] != origin.log:
+                remove(folder)
+                return False
+            base = self._store.adopt_base(folder, origin.version, origin.state)
+            marker = replace(held, base=base, log=held.log[len(origin.log) :])
+            self._store.set_marker(marker)
+            self.marker = marker
+            self._store.collect(marker)
+            return True
+
     def _marker_of(self, manifest: Manifest, serial: int, base: Base, log: tuple[LogEntry, ...]) -> Marker:
         return Marker(
             run=manifest.run,
@@ -311,9 +353,17 @@ class Holding:
         )
 
     def _create_image(self, checkpoint: Checkpoint, state: State) -> Image:
-        folder = self._store.image_folder(self._chosen, state.inventory.full_bytes)
+        needed = state.inventory.full_bytes
+        folder = self._store.image_folder(self._chosen, needed)
         with disk_full_as_error(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                require_space(folder.parent, needed, "The image")
+            except DiskFull:
+                # Nothing is held while an image is made, so an old one there is of no use: it makes room.
+                Image.require_place(folder)
+                remove(folder)
+                require_space(folder.parent, needed, "The image")
             return Image.create(folder, checkpoint, state)
 
     def audit(self) -> None:
@@ -325,6 +375,8 @@ class Holding:
         return Applied(self._documents.run, marker.run, marker.epoch, marker.version, marker.state)
 
     def _drop_image(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.spoil("another image took its place")
         if self.image is not None:
             self._engine.let_go()
             self.image.close()

@@ -4,11 +4,13 @@
     STORE/log/NNNNNN-<digest>/    one patch: its parts, complete before the folder has this name
     STORE/log/documents/<sha256>  manifests, inventories and digests, so that a restart works without the network
     STORE/incoming/               downloads under way; continued after a crash, never read as anything else
+    STORE/rewrite/                the next base, while it is written from the image; of no use after a crash
     STORE/marker.json             which base and how much of the log make the version held
     STORE/intent.json             where a commit under way leads, so that a restart finishes it
     STORE/credential.json (0600) · STORE/serial.json · STORE/report.json · STORE/lock
 
-It must never write inside a base or a log entry, and never let two processes use one store.
+It must never write inside a base or a log entry, never let two processes use one store, and never lie inside a
+checkpoint, whose state it would change.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mailboat.checkpoint.replace import put_in_place
+from mailboat.checkpoint.side_files import INDEX_FILE, TENSOR_FILE
 from mailboat.durable import (
     disk_full_as_error,
     lock_file,
@@ -37,10 +41,14 @@ from mailboat.transfer import file_blob
 
 
 class Store:
-    """A store in ``root``, locked for this process until `close`. Raises StoreError when another process uses it."""
+    """A store in ``root``, locked for this process until `close`.
+
+    Raises StoreError when another process uses it, or when it would lie inside a checkpoint; then nothing was made.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        _require_no_checkpoint(Path(os.path.realpath(self.root)))
         with disk_full_as_error(self.root):
             for folder in (self.root, self.base_folder, self.log_folder, self.documents, self.incoming):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +77,11 @@ class Store:
         """Holds downloads under way."""
         return self.root / "incoming"
 
+    @property
+    def rewrite(self) -> Path:
+        """Holds the next base while it is written."""
+        return self.root / "rewrite"
+
     def close(self) -> None:
         """Lets another process use the store."""
         if self._shared is not None:
@@ -79,7 +92,7 @@ class Store:
         """Raises StoreError for a folder that is the store, holds it, or lies where it keeps what it can't rebuild."""
         place = Path(os.path.realpath(folder))
         root = Path(os.path.realpath(self.root))
-        kept = [root / inside.name for inside in (self.base_folder, self.log_folder, self.incoming)]
+        kept = [root / inside.name for inside in (self.base_folder, self.log_folder, self.incoming, self.rewrite)]
         if place == root or place in root.parents or any(place == inside or inside in place.parents for inside in kept):
             raise StoreError(f"{folder} overlaps the store {self.root}; choose another folder.")
 
@@ -144,11 +157,12 @@ class Store:
         return Base(str(self.base_name(version, state).relative_to(self.root)), version, state)
 
     def adopt_base(self, folder: Path, version: int, state: str) -> Base:
-        """Gives a complete, verified checkpoint in `incoming` its place as a base."""
-        place = self.base_name(version, state)
-        remove(place)
+        """Gives a complete, verified checkpoint of this store its place as a base; what stood there goes in the same
+        step.
+        """
         _sync_tree(folder)
-        rename_durably(folder, place)
+        put_in_place(folder, self.base_name(version, state))
+        sync_folder(folder.parent)
         return self.own_base(version, state)
 
     # -- log
@@ -215,6 +229,15 @@ class Store:
         else:
             write_durably(path, json.dumps(body, sort_keys=True).encode(), mode=0o600)
 
+    def make_room(self, kept: Path) -> None:
+        """Removes bases, log entries and downloads other than ``kept``: for an island that holds nothing and has no
+        room for what it fetches.
+        """
+        for folder in (self.base_folder, self.log_folder, self.incoming, self.rewrite):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path not in {kept, self.documents}:
+                    remove(path)
+
     def drop_incoming(self) -> None:
         """Throws away what earlier downloads left."""
         for path in self.incoming.iterdir():
@@ -235,6 +258,18 @@ class Store:
         if self._shared is None:
             self._shared = SharedPlace(self.root)
         return self._shared.folder if self._shared.folder and self._shared.fits(needed) else here
+
+
+def _require_no_checkpoint(root: Path) -> None:
+    """A checkpoint's side files are all files in and below its folder: a store in there would become part of it."""
+    for folder in (root, *root.parents):
+        if not folder.is_dir():
+            continue
+        names = {entry.name for entry in os.scandir(folder)}
+        tensors = any(name.endswith(TENSOR_FILE) for name in names)
+        # A lone file of tensors somewhere above, in /tmp say, makes no checkpoint of everything below.
+        if tensors and (folder == root or "config.json" in names or any(name.endswith(INDEX_FILE) for name in names)):
+            raise StoreError(f"{folder} is a checkpoint and stays as it is; choose a --store outside of it.")
 
 
 def _sync_tree(folder: Path) -> None:

@@ -30,6 +30,7 @@ from mailboat.island.sidecar.types import SyncView
 from mailboat.island.stop import Stop, Stopped
 from mailboat.island.store import Store
 from mailboat.island.trip import Means, Trip
+from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.manifest import Envelope, Head
 from mailboat.replies import Enrolment
 from mailboat.route import Documents
@@ -55,6 +56,7 @@ class IslandOptions:
     link_mbit: float | None = None
     ca_file: str | None = None
     poll_seconds: float = POLL_SECONDS
+    upkeep: UpkeepOptions = UpkeepOptions()  # noqa: RUF009 - frozen
     serving: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
     members: LeadOptions = LeadOptions()  # noqa: RUF009 - frozen
 
@@ -129,6 +131,7 @@ class Island:
         self._heads = Heads(store, enrolled.run_id, enrolled.channel)
         self._outbox = Outbox(store, api, enrolled.island)
         self._export = Export(options.export) if options.export else None
+        self._upkeep = Upkeep(store, self._holding, self._status, options.upkeep, stop=stop, say=say)
         self._heartbeat = Heartbeat(
             api,
             enrolled.island,
@@ -166,12 +169,17 @@ class Island:
             self._outbox.after_start(held)
             self._write_export()
         self._heartbeat.wake()
+        if not options.once:
+            self._upkeep.start()
         while not (self._follow() and options.once):
             self._stop.check()
+        with self._stop.interruptible():
+            self._upkeep.finish()
 
     def close(self) -> None:
         """Ends the heartbeat and lets go of the image."""
         self._stop.set()
+        self._upkeep.join(1.0)
         self._heartbeat.join(1.0)
         self._holding.close()
 
@@ -183,7 +191,9 @@ class Island:
             with self._stop.interruptible():
                 self._outbox.send()
                 self._turn()
+                self._upkeep.settle()
                 self._read_head(self._patience())
+                self._upkeep.settle()
             if not self._heartbeat.enabled:
                 with self._stop.interruptible():
                     self._stop.sleep(min(1.0, self._options.poll_seconds))
@@ -263,6 +273,7 @@ class Island:
         self._outbox.put(trip.report())
         self._moved = True
         self._holding.tidy()
+        self._upkeep.wake()
         self._write_export()
         self._sidecar.note_bytes(trip.bytes)
         self._say(f"version {head.version}  {human_bytes(trip.bytes)}  {trip.total:.2f} s  verified")

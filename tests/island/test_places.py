@@ -27,6 +27,25 @@ def test_an_image_is_not_made_over_other_files(server: ContractServer, tmp_path:
     assert {path.name: path.read_bytes() for path in precious.iterdir()} == before
 
 
+def test_a_store_is_not_made_inside_a_checkpoint(server: ContractServer, tmp_path: Path) -> None:
+    """Its folders would be side files of the checkpoint, hence another state."""
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+    checkpoint = tmp_path / "checkpoint"
+    before = sorted(checkpoint.rglob("*"))
+    (tmp_path / "link").symlink_to(checkpoint)
+    for store in (checkpoint, checkpoint / "store", checkpoint / "a" / "b", tmp_path / "link" / "store"):
+        running = RunningIsland(server, store, once=True)
+        running.thread.start()
+        with pytest.raises(StoreError, match="is a checkpoint and stays as it is"):
+            running.join()
+        assert sorted(checkpoint.rglob("*")) == before
+    (tmp_path / "lone.safetensors").write_bytes(b"")  # a lone file in /tmp, say, is no reason
+    running = RunningIsland(server, tmp_path / "store", once=True)
+    running.thread.start()
+    running.join()
+
+
 def test_an_export_leaves_folders_that_are_not_its_own(server: ContractServer, tmp_path: Path) -> None:
     export = tmp_path / "export"
     for name in ("v000000", "v000007", "v000008", "v000009"):
