@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from controlplane.registry import clock
-from controlplane.registry.models import Version, VersionLease
+from controlplane.registry.errors import Missing, Refusal
+from controlplane.registry.models import Run, Version, VersionLease
 
 
 def take(version: Version, holder: str, lifetime: timedelta, reason: str = "") -> VersionLease:
@@ -22,6 +24,30 @@ def take(version: Version, holder: str, lifetime: timedelta, reason: str = "") -
         VersionLease.objects.filter(pk=row.pk, expires_at__lt=until).update(expires_at=until, reason=reason)
         row.refresh_from_db()
     return row
+
+
+def of_run(run: Run) -> QuerySet[VersionLease]:
+    """The leases of a run, newest first, ended ones too until they are forgotten."""
+    return VersionLease.objects.filter(run=run).select_related("version").order_by("-id")
+
+
+def leasable(run: Run, number: int) -> Version:
+    """A version that can be leased. Raises Missing, Refusal `not_ready`."""
+    found = Version.objects.filter(run=run, number=number).first()
+    if found is None:
+        raise Missing(f"There is no version {number} in this run.")
+    if found.state != Version.State.READY:
+        raise Refusal(f"Version {number} is {found.state}; only ready versions can be leased.", code="not_ready")
+    return found
+
+
+def end(run: Run, key: int, holder: str | None) -> None:
+    """Ends a lease (of `holder`, unless that is None). Raises Missing."""
+    chosen = VersionLease.objects.filter(run=run, pk=key)
+    if holder is not None:
+        chosen = chosen.filter(holder=holder)
+    if not chosen.delete()[0]:
+        raise Missing("There is no such lease in this run, or it is somebody else's.")
 
 
 def forget_ended() -> int:

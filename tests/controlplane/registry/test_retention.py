@@ -34,6 +34,8 @@ def states(run: Run) -> str:
 
 
 def anchored_series(run: Run, length: int, *anchors: int) -> list[Version]:
+    """Ready versions with anchors at 0 and where told; merging has tests of its own."""
+    Run.objects.filter(pk=run.pk).update(merge_up_to=0)
     versions: list[Version] = []
     for number in range(length):
         parent = versions[-1] if versions else None

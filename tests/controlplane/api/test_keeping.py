@@ -1,0 +1,81 @@
+"""Leases, the preview of a collection, breaches and resolve, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controlplane.fleet import services as fleet
+from controlplane.fleet import staleness
+from controlplane.fleet.models import Island
+from controlplane.registry import retention
+from controlplane.registry.models import Run
+from tests import factories as make
+from tests.controlplane.api.test_calls import problem
+from tests.controlplane.conftest import Api
+from tests.controlplane.making import series
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_lease_keeps_a_version_until_it_ends(run: Run, token: Callable[..., Api]) -> None:
+    series(run, 4)
+    Run.objects.filter(pk=run.pk).update(keep_versions=1)
+    trainer, operator = token("publisher"), token("operator")
+    body = {"version": 1, "seconds": 600, "reason": "An evaluation runs on it."}
+    lease = trainer.post("runs/minilm/leases", body)
+    assert lease.status_code == 201
+    assert trainer.post("runs/minilm/leases", body).json()["id"] == lease.json()["id"]
+    assert [row["version"] for row in operator.get("runs/minilm/leases").json()["results"]] == [1]
+    problem(trainer.post("runs/minilm/leases", body | {"version": 9}), 404, "not_found")
+    problem(trainer.post("runs/minilm/leases", body | {"seconds": 0}), 400, "invalid_request")
+    address = f"{operator.base}runs/minilm/leases/{lease.json()['id']}"
+    for expected in (204, 404):
+        assert operator.client.delete(address, headers=operator.headers).status_code == expected
+
+
+def test_the_preview_says_what_would_go(run: Run, token: Callable[..., Api]) -> None:
+    from tests.controlplane.registry.test_retention import anchored_series
+
+    anchored_series(run, 5, 4)
+    viewer = token("viewer")
+    assert viewer.get("runs/minilm/retention").json()["retire"] == []
+    Run.objects.filter(pk=run.pk).update(keep_versions=1)
+    run.refresh_from_db()
+    shown = viewer.get("runs/minilm/retention").json()
+    assert shown["retire"] == [0, 1, 2, 3]
+    assert shown["keep"] == 1
+    assert shown["bytes"] == retention.preview(run).bytes > 0
+
+
+def test_breaches_are_listed(run: Run, token: Callable[..., Api]) -> None:
+    versions = series(run, 4)
+    Run.objects.filter(pk=run.pk).update(staleness_versions=1)
+    make.mk_island(run, "late", at=versions[0])
+    staleness.watch()
+    (breach,) = token("viewer").get("runs/minilm/breaches").json()["results"]
+    assert (breach["island"], breach["kind"], breach["limit"], breach["worst"]) == ("late", "versions", 1, 3)
+    assert breach["ended_at"] is None
+
+
+def test_resolve_names_who_can_serve_a_version(run: Run, other_run: Run, token: Callable[..., Api]) -> None:
+    versions = series(run, 4)
+    for name, number, busy in (("old", 0, 0), ("busy", 3, 9), ("idle", 3, 1), ("near", 2, 0), ("drained", 3, 0)):
+        island = make.mk_island(run, name, at=versions[number])
+        Island.objects.filter(pk=island.pk).update(active_requests=busy)
+    fleet.drain(Island.objects.get(name="drained"), reason="Upkeep.", actor="test")
+    Island.objects.filter(name="near").update(phase="fenced")
+    trainer = token("publisher")
+
+    def names(least: int) -> list[str]:
+        answer: Any = trainer.get(f"fleet/resolve?run=minilm&min_version={least}").json()
+        return [row["name"] for row in answer["islands"]]
+
+    assert names(0) == ["idle", "busy", "old"]
+    assert names(1) == names(3) == ["idle", "busy"]
+    assert names(4) == []
+    problem(trainer.get("fleet/resolve?run=minilm"), 400, "invalid_request")
+    problem(trainer.get("fleet/resolve?run=minilm&min_version=-1"), 400, "invalid_request")
+    problem(trainer.get("fleet/resolve?run=nothing&min_version=0"), 404, "not_found")
