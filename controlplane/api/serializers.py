@@ -49,6 +49,7 @@ class NewEpoch(Body):
     """POST epochs."""
 
     from_version = Whole(allow_null=True, default=None)
+    from_state = Pattern(HEX64, allow_null=True, default=None)  # a state digest, which no version need have
     reason = Text(max_length=300)
 
 

@@ -118,9 +118,10 @@ class Epochs(ProjectView):
     @extend_schema(request=accept.NewEpoch, parameters=[repeating.PARAMETER], responses={201: answers.Epoch})
     @repeatable()
     def post(self, request: Request, project: str, run: str) -> Response:
-        """A new epoch from a ready version, or from fresh bytes."""
+        """A new epoch that goes on from a ready version, from the state with a digest, or from fresh bytes."""
         body = self.body(request, accept.NewEpoch)
-        epoch = services.begin_epoch(self.run(run), body["from_version"], body["reason"], actor=self.caller.actor)
+        actor, state = self.caller.actor, body["from_state"] or ""
+        epoch = services.begin_epoch(self.run(run), body["from_version"], body["reason"], from_state=state, actor=actor)
         return Response(show.epoch(epoch), status=201)
 
 

@@ -47,14 +47,16 @@ def channels(run: Run) -> QuerySet[Channel]:
 
 def standing(runs: Sequence[Run]) -> tuple[dict[uuid.UUID, Epoch], dict[uuid.UUID, Version]]:
     """The current epoch and the newest ready version of each run, by the run's key."""
-    epochs = Epoch.objects.filter(run__in=runs).order_by("run", "-number").distinct("run")
+    epochs = Epoch.objects.filter(run__in=runs).select_related("from_version")
+    epochs = epochs.defer("from_version__envelope", "from_version__side_files")
+    epochs = epochs.order_by("run", "-number").distinct("run")
     ready = Version.objects.filter(run__in=runs, state=READY).order_by("run", "-number").distinct("run")
     return {row.run_id: row for row in epochs}, {row.run_id: row for row in ready.defer("envelope", "side_files")}
 
 
 def current_epoch(run: Run) -> Epoch:
     """The epoch in which the run is published now."""
-    return Epoch.objects.filter(run=run).order_by("-number")[0]
+    return Epoch.objects.filter(run=run).select_related("from_version").order_by("-number")[0]
 
 
 def latest_ready(run: Run) -> Version | None:
