@@ -87,7 +87,7 @@ def test_one_island_joins_and_others_leave_in_turn_and_come_back() -> None:
         b"",
         b"[]",
         b'{"choices": []}',
-        b'{"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [1, 2], "logprobs": {"token_logprobs": [1]}}],'
+        b'{"choices": [{"text": "", "finish_reason": "stop", "token_ids": [1], "logprobs": {"token_logprobs": []}}],'
         b'"weight_version_start": 1, "weight_version_end": 1}',
     ],
 )
