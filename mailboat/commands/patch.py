@@ -64,10 +64,10 @@ def _report(built: BuiltPatch) -> None:
 def merge(base: Path, patch: tuple[Path, ...], out: Path, threads: int | None) -> None:
     """Write the one patch that does what every PATCH does, one after the other, starting from BASE."""
     from mailboat.checkpoint.files import Checkpoint
-    from mailboat.patch.derive import merge_patches
+    from mailboat.patch.derive import merge_patches, patches_of
 
     with Checkpoint.open(base) as before:
-        _report(merge_patches(before, patch, out, threads=threads))
+        _report(merge_patches(before, patches_of(patch), out, threads=threads))
 
 
 @command.command()

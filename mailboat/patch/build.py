@@ -62,12 +62,14 @@ def build_patch(
     progress: Callable[[int], None] | None = None,
     part: PartSpec | None = None,
     encode_for: EncodeFor = "size",
+    approve: Callable[[State, State], None] | None = None,
 ) -> BuiltPatch:
     """Write the patch (or one part of it) that turns `base` into `target`; its bytes do not depend on `threads`.
 
     `encode_for`: "size" takes the smallest encodings, "speed" only those that are applied without scanning the base.
     With `base_state` (the verified digests of `base`) the base isn't digested again. `progress` is called with the
-    bytes of target read since its last call. Both states are measured whole even where only one part is written.
+    bytes of target read since its last call. Both states are measured whole even where only one part is written;
+    `approve` gets them before anything is at `out`, and may raise.
     Raises InventoryMismatch, CheckpointError (also where `out` would touch what is read), CheckpointChanged, DiskFull.
     """
     base.inventory.require_same(target.inventory)
@@ -91,7 +93,7 @@ def build_patch(
         for source in (base, target):
             if isinstance(source, Checkpoint):
                 source.check_unchanged()
-        return builder.write(out)
+        return builder.write(out, approve or (lambda _before, _after: None))
 
 
 def _check_out(out: Path, read: Sequence[Checkpoint]) -> None:
@@ -171,10 +173,11 @@ class _Builder:
             if self.base_state is None:
                 self.base_strong[index] = np.frombuffer(old_hash.digest(), np.uint8)
 
-    def write(self, out: Path) -> BuiltPatch:
+    def write(self, out: Path, approve: Callable[[State, State], None]) -> BuiltPatch:
         """Assemble the file from the spools and give it its name."""
         base_state = self.base_state or State(self.inventory, self.base_sums, self.base_strong, self.base.side_files)
         target_state = State(self.inventory, base_state.sums + self.delta, self.strong, self.target.side_files)
+        approve(base_state, target_state)
         table = self.encoder.finish()
         raw_table = table.to_bytes()
         packed_table = compress_table(raw_table)

@@ -86,15 +86,16 @@ class Decoder:
         yield from self.contextual(stack)
         pool = stack.enter_context(workers(self._threads))
         slots = slots_for(largest_width(self._base.inventory), self._threads)
-        yield from in_order(pool, slots, self._patch.codes(), self._block)
+        yield from in_order(pool, slots, self._patch.codes(), self.block)
 
     def contextual(self, stack: ExitStack) -> Iterator[Decoded]:
         """The contextual blocks alone."""
         pool = stack.enter_context(workers(self._threads))
-        for group in in_order(pool, self._threads, self._patch.groups(), self._group):
+        for group in in_order(pool, self._threads, self._patch.groups(), self.group):
             yield from group
 
-    def _block(self, scratch: Scratch, job: tuple[int, int, BlockCode]) -> Decoded:
+    def block(self, scratch: Scratch, job: tuple[int, int, BlockCode]) -> Decoded:
+        """One block that isn't contextual; the result's arrays are views of the scratch. Raises PatchError."""
         index, first, code = job
         place = self._place(index, first, code.elements)
         old, old_bytes = self._old(scratch, place)
@@ -118,7 +119,8 @@ class Decoder:
             return place.decoded(positions.size, positions, kept, change)
         return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
 
-    def _group(self, scratch: Scratch, group: Group) -> list[Decoded]:
+    def group(self, scratch: Scratch, group: Group) -> list[Decoded]:
+        """The blocks of a coding group. Raises PatchError."""
         decoder = GroupDecoder(group.part.read_group(group.number))
         found = []
         for index, first, elements, changed in group.blocks:

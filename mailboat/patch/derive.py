@@ -1,121 +1,128 @@
 """Patches made from patches: several steps merged into one, and a step reversed.
 
-The ends of the result are put together from the base and what the patches change, never written out, and encoded like
-any two states: so the result is byte for byte the patch that would be built between them.
+The other end is worked out window by window from the base and what the patches change, and encoded like any state: so
+the result is byte for byte the patch that would be built between the two ends, from one pass over the base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mailboat.checkpoint.files import Checkpoint
-from mailboat.checkpoint.inventory import Inventory
-from mailboat.checkpoint.side_files import SideFile
-from mailboat.checkpoint.source import Bytes, TensorSource
+from mailboat.checkpoint.source import TensorSource
 from mailboat.digest import State, measure
+from mailboat.durable import disk_full_as_error
 from mailboat.errors import DigestMismatch, PatchError, WrongBase
-from mailboat.patch.build import BuiltPatch, build_patch
+from mailboat.patch.build import BuiltPatch, PartSpec, build_patch
+from mailboat.patch.chain import Chain
 from mailboat.patch.container import PatchFile
-from mailboat.patch.decode import Decoder
-from mailboat.patch.new_bytes import NewBytes
-from mailboat.patch.parts import Parts
+from mailboat.patch.encoder import EncodeFor
 from mailboat.patch.scratch import thread_count
 
 
-def merge_patches(base: Checkpoint, patches: Sequence[Path], out: Path, *, threads: int | None = None) -> BuiltPatch:
-    """Write the one patch that does what `patches` do one after the other; `base` is what the first one starts from.
+def merge_patches(
+    base: TensorSource,
+    patches: Sequence[Sequence[Path]],
+    out: Path,
+    *,
+    base_state: State | None = None,
+    target: State | None = None,
+    part: PartSpec | None = None,
+    encode_for: EncodeFor = "size",
+    threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> BuiltPatch:
+    """Write the one patch that does what `patches` (each a list of its parts) do one after the other to `base`.
 
-    Parts of one patch stand next to each other. Elements that return to their old bits drop out.
-    Raises WrongBase, PatchError, UnknownCodec, DigestMismatch, CheckpointError, CheckpointChanged, DiskFull.
+    The last value of an element wins, and elements that return to their old bits drop out. `base` is a checkpoint, an
+    image or any other source; with `base_state`, its proven digests, it is read but not digested again. With `target`
+    the result is compared with that state, sums and all, else with the digest that the last patch promises: nothing is
+    written unless both ends are right. Memory: at most 128 MiB per thread and the tables of the patches, whatever the
+    size of the model; what the patches change lies in an unlinked file beside `out`.
+    `part`, `encode_for`, `threads`, `progress` as in `build_patch`. Raises WrongBase, PatchError, UnknownCodec,
+    InventoryMismatch, DigestMismatch, CheckpointError, CheckpointChanged, DiskFull; `out` then is as it was.
     """
     with ExitStack() as stack:
-        state, end, promised = _applied(base, patches, out.absolute().parent, thread_count(threads), stack)
-        return _promised(build_patch(base, end, out, base_state=state, threads=threads), promised, out)
+        chain = _chain(base, patches, out, thread_count(threads), stack)
+        if base_state is not None:
+            _require_base(chain, base_state.digest)
+        if target is not None and target.digest != chain.to_digest:
+            raise _mismatch(chain.to_digest, target.digest)
+
+        def approve(before: State, after: State) -> None:
+            _require_base(chain, before.digest)
+            _require_end(chain, after)
+            if target is not None and (after.sums != target.sums).any():
+                raise DigestMismatch("The patches do not lead to the sums that were promised; fetch them again.")
+
+        with _told_of_another_base(chain, base, threads):
+            return build_patch(
+                base, chain, out, base_state=base_state, threads=threads, progress=progress, part=part,
+                encode_for=encode_for, approve=approve,
+            )  # fmt: skip
 
 
-def reverse_patch(base: Checkpoint, patch: Sequence[Path], out: Path, *, threads: int | None = None) -> BuiltPatch:
-    """Write the patch that leads back to `base`, which `patch` (all its parts) starts from.
+def reverse_patch(base: TensorSource, parts: Sequence[Path], out: Path, *, threads: int | None = None) -> BuiltPatch:
+    """Write the patch that leads back to `base`, which the patch of these `parts` starts from.
 
-    Raises as `merge_patches`.
+    Memory and errors as with `merge_patches`.
     """
     with ExitStack() as stack:
-        state, end, promised = _applied(base, patch, out.absolute().parent, thread_count(threads), stack)
-        after = measure(end, threads=threads)
-        if after.digest != promised:
-            raise _mismatch(after.digest, promised)
-        return _promised(build_patch(end, base, out, base_state=after, threads=threads), state.digest, out)
+        chain = _chain(base, [parts], out, thread_count(threads), stack)
+
+        def approve(before: State, after: State) -> None:
+            _require_base(chain, after.digest)
+            _require_end(chain, before)
+
+        with _told_of_another_base(chain, base, threads):
+            return build_patch(chain, base, out, threads=threads, approve=approve)
 
 
-def _promised(built: BuiltPatch, digest: str, out: Path) -> BuiltPatch:
-    if built.target_state.digest != digest:
-        out.unlink()
-        raise _mismatch(built.target_state.digest, digest)
-    return built
+def patches_of(paths: Sequence[Path]) -> list[list[Path]]:
+    """Parts as they stand in a row, those of one patch together. Raises PatchError, UnknownCodec."""
+    found: list[list[Path]] = []
+    ends, seen = ("", ""), set[int]()
+    for path in paths:
+        with PatchFile.open(path) as part:
+            if (part.from_digest, part.to_digest) != ends or part.part in seen:
+                found.append([])
+                ends, seen = (part.from_digest, part.to_digest), set()
+            seen.add(part.part)
+        found[-1].append(path)
+    return found
+
+
+def _chain(base: TensorSource, patches: Sequence[Sequence[Path]], out: Path, threads: int, stack: ExitStack) -> Chain:
+    folder = out.absolute().parent
+    stack.enter_context(disk_full_as_error(folder))
+    return Chain.open(base, patches, folder, threads, stack)
+
+
+@contextmanager
+def _told_of_another_base(chain: Chain, base: TensorSource, threads: int | None) -> Iterator[None]:
+    """Against other bytes than it was made for, a sound patch looks damaged: then say so."""
+    try:
+        yield
+    except PatchError:
+        _require_base(chain, measure(base, threads=threads).digest)
+        raise
+
+
+def _require_base(chain: Chain, held: str) -> None:
+    if held != chain.from_digest:
+        raise WrongBase(
+            f"A patch starts from the state {chain.from_digest[:16]}, but what lies before it is {held[:16]}; "
+            "give the patches in order, and the base of the first one."
+        )
+
+
+def _require_end(chain: Chain, reached: State) -> None:
+    if reached.digest != chain.to_digest:
+        raise _mismatch(reached.digest, chain.to_digest)
 
 
 def _mismatch(got: str, promised: str) -> DigestMismatch:
     return DigestMismatch(
         f"The patches lead to the state {got[:16]}, not to {promised[:16]} as they say; fetch them again."
     )
-
-
-def _applied(
-    base: Checkpoint, patches: Sequence[Path], folder: Path, threads: int, stack: ExitStack
-) -> tuple[State, TensorSource, str]:
-    """The base's state, what the patches make of it, and the state digest that the last one promises."""
-    state = measure(base, threads=threads)
-    held = state.digest
-    end: TensorSource = base
-    for _, files in groupby(patches, key=_ends):
-        parts = Parts.open(list(files), base.inventory, stack)
-        if parts.from_digest != held:
-            raise WrongBase(
-                f"A patch starts from the state {parts.from_digest[:16]}, but what lies before it is {held[:16]}; "
-                "give the patches in order, and the base of the first one."
-            )
-        end, held = _Laid(end, parts, folder, threads, stack), parts.to_digest
-    if end is base:
-        raise PatchError("There is no patch to derive one from; name at least one.")
-    return state, end, held
-
-
-def _ends(path: Path) -> tuple[str, str]:
-    with PatchFile.open(path) as part:
-        return part.from_digest, part.to_digest
-
-
-class _Laid:
-    """A source with a decoded patch laid over it."""
-
-    def __init__(self, base: TensorSource, patch: Parts, folder: Path, threads: int, stack: ExitStack) -> None:
-        self._base, self._patch = base, patch
-        self._side_files = patch.side_files(base.side_files)
-        self._carried = {file.path for file in patch.carried_side_files}
-        self._new = NewBytes(len(base.inventory.tensors), folder)
-        stack.callback(self._new.close)
-        with ExitStack() as decoding:
-            for block in Decoder(patch, base, threads).all(decoding):
-                self._new.add(block)
-        self._new.finish()
-
-    @property
-    def inventory(self) -> Inventory:
-        """The base's."""
-        return self._base.inventory
-
-    @property
-    def side_files(self) -> tuple[SideFile, ...]:
-        """The result's."""
-        return self._side_files
-
-    def read(self, index: int, offset: int, out: Bytes) -> None:
-        """Fill `out` with bytes of the result."""
-        self._base.read(index, offset, out)
-        self._new.lay_over(index, offset, out)
-
-    def read_side(self, path: str) -> bytes:
-        """A side file of the result."""
-        return self._patch.read_side(path) if path in self._carried else self._base.read_side(path)

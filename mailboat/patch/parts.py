@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -85,11 +84,14 @@ class Parts:
     def groups(self) -> Iterator[Group]:
         """The coding groups that have contextual blocks."""
         for part in self.parts:
-            table = part.table
-            at = np.flatnonzero(table.encoding == CONTEXTUAL)
-            edges = np.flatnonzero(np.diff(table.block_group[at], prepend=-1, append=-1)).tolist()
-            for group, (start, end) in enumerate(pairwise(edges)):
-                yield Group(part, group, tuple(self._described(part, block) for block in at[start:end].tolist()))
+            for number in range(part.table.groups):
+                yield self._group(part, number)
+
+    def group_of(self, index: int, number: int) -> Group | None:
+        """The coding group that a block of a tensor is in; None where it is not contextual."""
+        place = self.places[index]
+        group = int(place.part.table.block_group[place.first_block + number])
+        return None if group < 0 else self._group(place.part, group)
 
     def is_changed(self, index: int, number: int) -> bool:
         """Whether a block of a tensor changes."""
@@ -138,6 +140,12 @@ class Parts:
         out = np.empty(end - start, np.uint8)
         self._streams[key].read(start, out)
         return out
+
+    def _group(self, part: PatchFile, number: int) -> Group:
+        table = part.table
+        start, end = table.group_blocks[number : number + 2].tolist()
+        inside = table.contextual_blocks[start:end].tolist()
+        return Group(part, number, tuple(self._described(part, block) for block in inside))
 
     def _described(self, part: PatchFile, block: int) -> tuple[int, int, int, int]:
         """(inventory index, first element, elements, changed elements) of a block by its number in a part's table."""

@@ -154,10 +154,21 @@ class Table:
         before = np.concatenate([np.zeros(1, np.uint64), np.cumsum(block_bytes, dtype=np.uint64)])
         at = starts[place] + before[:-1] - before[self.block_start[place]]
         groups = np.full(len(place), -1, np.int64)
-        contextual = np.flatnonzero(self.encoding == CONTEXTUAL)
+        contextual = self.contextual_blocks
         windows = at[contextual] // np.uint64(GROUP_BYTES)
         groups[contextual] = np.cumsum(np.concatenate([[0], windows[1:] != windows[:-1]]))[: len(contextual)]
         return groups
+
+    @cached_property
+    def contextual_blocks(self) -> Column:
+        """The numbers of the contextual blocks, in order."""
+        return np.flatnonzero(self.encoding == CONTEXTUAL)
+
+    @cached_property
+    def group_blocks(self) -> Column:
+        """For each coding group the place of its first block among the contextual ones; one more holds their number."""
+        groups = self.block_group[self.contextual_blocks]
+        return np.searchsorted(groups, np.arange(self.groups + 1))
 
     @property
     def groups(self) -> int:
