@@ -137,7 +137,14 @@ class ContractEngine:
     """One engine on a port. ``extension``: whether the workers have Mailboat's; ``ranks``: tensor-parallel workers."""
 
     def __init__(
-        self, kind: str, *, extension: bool = True, ranks: int = 1, port: int = 0, token_seconds: float = 0.004
+        self,
+        kind: str,
+        *,
+        extension: bool = True,
+        ranks: int = 1,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token_seconds: float = 0.004,
     ) -> None:
         self.kind = kind
         self.extension = extension
@@ -156,7 +163,7 @@ class ContractEngine:
         self._aborting = 0
         self._numbers = iter(range(1 << 30))
         self.released = threading.Event()
-        self.server = HttpServer(f"{kind} engine", Address("127.0.0.1", port), grace=1)
+        self.server = HttpServer(f"{kind} engine", Address(host, port), grace=1)
 
     @property
     def url(self) -> str:

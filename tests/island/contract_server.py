@@ -73,7 +73,7 @@ class Version:
 class ContractServer:
     """The state of the server; tests read and write it directly."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.run_id = str(uuid.uuid4())
         self.epoch = 1
         self.blobs: dict[str, bytes] = {}
@@ -90,12 +90,14 @@ class ContractServer:
         self.enabled = True
         self.released = False  # lets long polls end at once
         self.runs: set[str] = {RUN}
+        self.elsewhere: dict[int, str] = {}  # version -> where its anchor lies beside, or instead of, the blobs
+        self.mirror: dict[str, bytes] = {}  # files of another server, at GET mirror/NAME, which takes no credential
         self.verdict: Callable[[Manifest], tuple[str, str]] = lambda _manifest: ("ready", "")
         self.on_call: Callable[[str], None] = lambda _call: None
         self.changed = threading.Condition()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer((host, 0), _handler(self))
         self._http.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._http.server_port}"
+        self.address = f"http://{host}:{self._http.server_port}"
 
     @contextmanager
     def serving(self) -> Iterator[ContractServer]:
@@ -167,6 +169,7 @@ class ContractServer:
             f"GET {run}versions/(\\d+)": self._version,
             f"GET {run}channels/{CHANNEL}/head": self._head,
             f"GET {run}plan": self._plan,
+            "GET mirror/(.+)": self._mirrored,
             "POST islands/enrol": self._enrol,
             "POST islands/(.+)/heartbeat": self._beat,
             "POST islands/(.+)/syncs": self._report,
@@ -312,7 +315,23 @@ class ContractServer:
             if not known:
                 raise Problem(409, "unknown_base")
             origin = max(known)
-        return _json(self.plan(origin, to))
+        plan = self.plan(origin, to)
+        if "references" in query:
+            for step in plan["steps"]:
+                if step["kind"] == "anchor" and step["version"] in self.elsewhere:
+                    step["uri"] = self.elsewhere[step["version"]]
+        return _json(plan)
+
+    def _mirrored(self, name: str, *, headers: Any, **_: Any) -> Reply:
+        assert "Authorization" not in headers, "the credential left the control plane"
+        if name not in self.mirror:
+            raise Problem(404, "not_found")
+        data, tag = self.mirror[name], {"ETag": '"of-its-own"'}
+        wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
+        if not wanted:
+            return Reply(200, data, tag)
+        start = int(wanted[1])
+        return Reply(206, data[start:], tag | {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"})
 
     def plan(self, origin: int | None, to: int) -> dict[str, Any]:
         """Step patches from ``origin``, else the newest anchor and step patches."""
@@ -321,7 +340,7 @@ class ContractServer:
         while at != origin:
             version = self.versions[at]
             manifest = version.manifest
-            if manifest.patch is None or manifest.parent is None:
+            if manifest.patch is None or manifest.parent is None or (origin is None and version.anchor):
                 steps.insert(
                     0, {"kind": "anchor", "version": at, "manifest": manifest.sha256, "files": version.anchor or []}
                 )

@@ -13,7 +13,8 @@ from typing import Any
 from mailboat.errors import MailboatError
 from mailboat.island.marker import Marker
 
-STARTING, IDLE, PREPARING, COMMITTING, ERROR, SILENT = "starting", "idle", "preparing", "committing", "error", "silent"
+STARTING, IDLE, PREPARING, COMMITTING, ERROR = "starting", "idle", "preparing", "committing", "error"
+PREPARED, SILENT = "prepared", "silent"  # what a leader makes of it
 PHASES = (STARTING, IDLE, PREPARING, COMMITTING, ERROR)
 
 

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from mailboat.island.engines.engine import EngineError
 from mailboat.island.marker import Marker
-from mailboat.island.members.order import ERROR, SILENT, Order, Word
+from mailboat.island.members.order import ERROR, PREPARED, SILENT, Order, Word
 from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.store import Store
 
 NOTE = "decision"
 SILENCE = 5.0  # seconds without a word after which a member counts as away; they speak every second
+ANSWER = 2.0  # seconds in which a member that is ready says so again
 PATIENCE = 30.0  # seconds in which all must have followed a decision while the engine stands still
 
 
@@ -149,9 +150,10 @@ class Roster:
     def require_ready(self, state: str) -> None:
         """See Members."""
         with self._change:
-            for name, seat in self._seats.items():
-                if self._away(seat) or not self._answers(seat) or seat.word.ready != state:
-                    raise CommitDeferred(f"The member {name} is not ready any more; the update is tried again.")
+            at, coming = self._order.at, self._order.coming
+        if coming is not None and coming.state == state:
+            self._give(at, coming)  # the same again: who answers is there
+            self._await(lambda word: word.ready == state, "ready any more", ANSWER)
 
     def require_at(self, state: str) -> None:
         """See Members."""
@@ -197,7 +199,7 @@ class Roster:
                 {
                     "name": name,
                     "version": seat.word.version,
-                    "phase": SILENT if self._away(seat) else seat.word.phase,
+                    "phase": SILENT if self._away(seat) else PREPARED if seat.word.ready else seat.word.phase,
                     "reason": self._silence(seat) if self._away(seat) else seat.word.reason,
                 }
                 for name, seat in self._seats.items()
