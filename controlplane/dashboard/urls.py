@@ -33,6 +33,7 @@ pages = [
     path(project + "runs/<slug:run>/", runs.run, name="run"),
     path(project + "runs/<slug:run>/versions/<int:number>/", runs.version, name="version"),
     path(project + "runs/<slug:run>/settings/", steering.settings, name="settings"),
+    path(project + "runs/<slug:run>/collect/", steering.collect, name="collect"),
     path(project + "runs/<slug:run>/channels/new/", steering.new_channel, name="new_channel"),
     path(project + "runs/<slug:run>/channels/<slug:channel>/", steering.channel, name="channel"),
     path(project + "runs/<slug:run>/channels/<slug:channel>/protect/", steering.protect, name="protect"),

@@ -1,4 +1,4 @@
-"""Work that people start: replays, verifications, anchors, collections. A second trigger joins the unfinished job."""
+"""Work that people start: replays, verifications, merges, anchors, collections. A second trigger joins the job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import transaction
 from controlplane.fleet import selectors as fleet
 from controlplane.jobs import services
 from controlplane.jobs.models import Job
+from controlplane.registry import merging
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Project, Run, Version
@@ -36,6 +37,18 @@ def verify(project: Project, island: uuid.UUID | str, *, actor: str) -> tuple[Jo
         return services.enqueue(
             Job.Kind.VERIFY, row.run, {"island": str(row.pk)}, f"verify:{row.pk}", requested_by=actor
         )
+
+
+def merge(run: Run, origin: int, to: int, *, actor: str) -> tuple[Job, bool]:
+    """Builds the one patch from a version to another. Raises Missing, Refusal `not_ready`, `no_patch`."""
+    ends = [registry.version(run, number) for number in (origin, to)]
+    for row in ends:
+        if row.state != Version.State.READY:
+            raise Refusal(f"Version {row.number} is {row.state}; patches join ready versions.", code="not_ready")
+    if origin == to or ends[0].inventory_id != ends[1].inventory_id:
+        raise Refusal("A patch joins two versions with the same tensors; name two such versions.", code="no_patch")
+    with transaction.atomic():
+        return merging.enqueue(run, origin, to, why=merging.ASKED, actor=actor)
 
 
 def anchor(run: Run, version: int, *, actor: str) -> tuple[Job, bool]:

@@ -35,11 +35,11 @@ from controlplane.registry.models import (
     Upload,
     Version,
 )
-from controlplane.registry.routes import SERVED_ANCHORS
 
 State = Version.State
 Check = Callable[[int], None]  # is told the bytes given back so far, and may raise to stop
 UNCOMMITTED = timedelta(days=1)  # how long a blob that no version names may wait for its commit
+KEPT_HERE = (Anchor.Kind.UPLOAD, Anchor.Kind.BUILT)  # anchors whose files are blobs: others may vanish without us
 ABANDONED = timedelta(days=7)  # how long an upload may take
 BATCH = 500  # versions that one transaction retires
 LEAST_BRIDGE = 8  # versions kept only as a way to the oldest wanted one, before an anchor there is worth its bytes
@@ -159,7 +159,7 @@ def _plan(run: Run, *, limit: int | None) -> Collection:
     rows: list[needs.Row] = list(chosen.values_list("pk", "number", "parent_id", "state", "committed_at"))
     ready = [row for row in rows if row[3] == State.READY]
     stepped = set(Patch.objects.filter(run=run, kind=Patch.Kind.STEP).values_list("to_version", flat=True))
-    anchored = set(Anchor.objects.filter(version__run=run, kind__in=SERVED_ANCHORS).values_list("version", flat=True))
+    anchored = set(Anchor.objects.filter(version__run=run, kind__in=KEPT_HERE).values_list("version", flat=True))
     nodes = [keeping.Node(key, number, parent, key in stepped, key in anchored) for key, number, parent, *_ in ready]
     wanted = needs.wanted(run, ready)
     kept = keeping.keep(nodes, wanted, needs.of_islands(run))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 from django.test import Client
 
 from controlplane.audit.models import Entry
 from controlplane.fleet import staleness
+from controlplane.fleet.models import Island
+from controlplane.jobs.models import Job
 from controlplane.registry import services
-from controlplane.registry.models import Channel, Run
+from controlplane.registry.models import Anchor, Channel, Run
 from tests import factories as make
 from tests.dashboard.conftest import World
 
@@ -96,7 +100,24 @@ def test_settings_are_saved_over_what_was_seen(world: World, owner: Client) -> N
     late = owner.post(address, form | {"keep_versions": 9}, follow=True)
     assert "Somebody changed it meanwhile" in _page(late)
     assert Run.objects.get(pk=run.pk).keep_versions == 3
-    assert "1 version with 42.9 MiB lie beyond them" in _page(owner.get(address))
+
+
+def test_limits_are_shown_before_they_are_saved(world: World, owner: Client, home: Any) -> None:
+    address = world.url("runs/demo/settings/")
+    form = {"announce": "validated", "keep_versions": 1, "seen": world.run.revision}
+    newest = make.mk_version(world.run, 4, parent=world.versions[-1])
+    Anchor.objects.create(version=newest, files=[], bytes=1)
+    Island.objects.update(last_seen_at=Now() - timedelta(days=2))
+    make.announce(newest)
+    Job.objects.update(state="succeeded")
+    shown = _page(owner.post(address, form | {"preview": "yes"}))
+    assert "Not saved yet. With these limits 4 versions would be retired, 1 stay" in shown
+    assert Run.objects.get(pk=world.run.pk).keep_versions is None
+    assert "would be retired" not in _page(owner.get(address))
+    owner.post(address, form)
+    assert "With the limits as they are saved 4 versions would be retired" in _page(owner.get(address))
+    owner.post(world.url("runs/demo/collect/"))
+    assert Job.objects.get(kind="collect").requested_by == "owner"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "99999999999"])

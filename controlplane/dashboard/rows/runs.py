@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, F, Max, Min, Q, Sum
-from django.db.models.functions import Now, TruncHour
+from django.db.models.functions import TruncHour
 from django.urls import reverse
 
 from controlplane.dashboard import badges, charts, wording
@@ -149,28 +149,6 @@ def storage(run: Run) -> Storage:
     total = Blob.objects.filter(run=run).aggregate(n=Count("id"), bytes=Sum("size"))
     anchors = Anchor.objects.filter(version__run=run).order_by("-version__number")
     return Storage(total["n"], total["bytes"] or 0, tuple(anchors.values_list("version__number", "kind", "bytes")[:5]))
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What the settings would let go: versions, and the bytes of their patches and anchors."""
-
-    versions: int
-    bytes: int
-
-
-def retention(run: Run) -> Retention | None:
-    """A preview of what lies beyond the saved limits; None when everything is kept. Nothing is deleted here."""
-    if run.keep_versions is None and run.keep_days is None:
-        return None
-    old = Version.objects.filter(run=run, channels=None)
-    if run.keep_versions is not None:
-        newest = Version.objects.filter(run=run).aggregate(n=Max("number"))["n"] or 0
-        old = old.filter(number__lte=newest - run.keep_versions)
-    if run.keep_days is not None:
-        old = old.filter(committed_at__lt=Now() - timedelta(days=run.keep_days))
-    total = old.aggregate(n=Count("id"), patches=Sum("patch_bytes"), anchors=Sum("anchor__bytes"))
-    return Retention(total["n"], (total["patches"] or 0) + (total["anchors"] or 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from controlplane.dashboard.access import PageRequest, member, operator
 from controlplane.dashboard.forms import ChannelForm, MoveForm, SettingsForm
 from controlplane.dashboard.pages import page
 from controlplane.dashboard.rows import runs as rows
+from controlplane.jobs import triggers
+from controlplane.registry import retention, steering
 from controlplane.registry import selectors as registry
-from controlplane.registry import steering
 from controlplane.registry.errors import Changed, Refusal
 
 CHANGED = "Somebody changed it meanwhile; nothing was overwritten. This is how it is now."
@@ -95,12 +96,27 @@ def settings(request: PageRequest, run: str) -> HttpResponse:
     found = registry.run(request.seat.project, run)
     form = SettingsForm(found, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
-        try:
-            form.save(actor=request.user.get_username())
-        except Changed:
-            messages.error(request, CHANGED)
-            return redirect("dashboard:settings", request.seat.project.slug, run)
-        messages.success(request, f"The settings of {run} are saved.")
-        return redirect("dashboard:run", request.seat.project.slug, run)
-    context = {"run": found, "form": form, "kept": rows.retention(found)}
+        if "preview" not in request.POST:
+            return _saved(request, form, run)
+        found.keep_versions, found.keep_days = form.cleaned_data["keep_versions"], form.cleaned_data["keep_days"]
+    context = {"run": found, "form": form, "shown": retention.preview(found), "previewed": "preview" in request.POST}
     return page(request, "dashboard/settings.html", context, title=f"Settings of {run}", tab="runs", live=False)
+
+
+def _saved(request: PageRequest, form: SettingsForm, run: str) -> HttpResponse:
+    try:
+        form.save(actor=request.user.get_username())
+    except Changed:
+        messages.error(request, CHANGED)
+        return redirect("dashboard:settings", request.seat.project.slug, run)
+    messages.success(request, f"The settings of {run} are saved.")
+    return redirect("dashboard:run", request.seat.project.slug, run)
+
+
+@require_POST
+@member
+@operator
+def collect(request: PageRequest, run: str) -> HttpResponse:
+    """Remove what the run no longer keeps, now."""
+    job, _ = triggers.collect(registry.run(request.seat.project, run), actor=request.user.get_username())
+    return redirect("dashboard:job", request.seat.project.slug, job.pk)
