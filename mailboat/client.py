@@ -412,7 +412,7 @@ def _cause(error: BaseException) -> str:
 
 def _pool(scheme: str, host: str, ca_file: str | os.PathLike[str] | None) -> urllib3.PoolManager:
     options: dict[str, Any] = {"maxsize": 4, "block": False}
-    if scheme == "https":
+    if scheme == "https" or ca_file is not None:  # a file that can't be used is a mistake, needed or not
         try:
             options["ssl_context"] = ssl.create_default_context(cafile=None if ca_file is None else os.fspath(ca_file))
         except (OSError, ssl.SSLError) as error:

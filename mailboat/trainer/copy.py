@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mailboat.checkpoint.source import TensorSource
-from mailboat.client import Api
+from mailboat.client import Api, pause_before
 from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, lock_file, remove, unlock_file
-from mailboat.errors import MailboatError, ManifestError, StoreError
+from mailboat.errors import DigestMismatch, MailboatError, ManifestError, StoreError
 from mailboat.image import Image
+from mailboat.manifest import Manifest
 from mailboat.replies import AnchorStep, PatchStep, ReadyVersion
 from mailboat.route import Documents, Memory, fetch_anchor, fetch_parts, open_proven, plan_route, prove
+
+Fetched = TypeVar("Fetched")
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own, 0700, is made in it
 ROOM = 3  # times the full size: image, patch and spare
@@ -128,10 +133,13 @@ class LocalCopy:
         remove(incoming)
 
     def _fetch_anchor(self, step: AnchorStep, documents: Documents, folder: Path) -> None:
-        manifest = documents.manifest(step.manifest, number=step.version)
-        aliases = documents.state(manifest).inventory.aliases
-        fetch_anchor(documents, step, folder)
-        checkpoint, state = open_proven(folder, aliases, manifest.state)
+        def fetch() -> tuple[Manifest, State]:
+            fetch_anchor(documents, step, folder)
+            manifest = documents.manifest(step.manifest, number=step.version)
+            return manifest, documents.state(manifest)
+
+        manifest, promised = _patiently(documents.api, fetch)
+        checkpoint, state = open_proven(folder, promised.inventory.aliases, manifest.state)
         with checkpoint:
             self.replace(checkpoint, state)
         remove(folder)
@@ -139,9 +147,12 @@ class LocalCopy:
     def _fetch_patch(self, step: PatchStep, documents: Documents, folder: Path) -> None:
         if self.image is None:
             raise ManifestError("The plan starts with a patch, but nothing is held; it is refused.")
-        manifest = documents.manifest(step.manifest, number=step.to)
-        parts, _ = fetch_parts(documents, step, folder)
-        self._apply(self.image, parts, documents.state(manifest), proven=False)
+
+        def fetch() -> tuple[tuple[Path, ...], State]:
+            parts, _ = fetch_parts(documents, step, folder)
+            return parts, documents.state(documents.manifest(step.manifest, number=step.to))
+
+        self._apply(self.image, *_patiently(documents.api, fetch), proven=False)
         remove(folder)
 
     def _apply(self, image: Image, parts: tuple[Path, ...], target: State, *, proven: bool = True) -> None:
@@ -173,3 +184,15 @@ class LocalCopy:
         if self.image is not None:
             self.image.close()
             self.image = None
+
+
+def _patiently(api: Api, fetch: Callable[[], Fetched]) -> Fetched:
+    """A download whose bytes are damaged again and again is tried like a connection that fails: whoever repairs the
+    store meanwhile saves the trainer's run.
+    """
+    for attempt in range(1, api.attempts):
+        try:
+            return fetch()
+        except DigestMismatch:
+            api.sleep(pause_before(attempt))
+    return fetch()

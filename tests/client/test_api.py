@@ -176,3 +176,9 @@ def test_credential_is_in_no_error(server: ContractServer, api: Api) -> None:
         api.run(RUN)
     assert "hush-hush" not in str(raised.value)
     assert "hush-hush" not in json.dumps(server.calls)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_ca_file_that_is_not_there_is_said_at_once(scheme: str) -> None:
+    with pytest.raises(MailboatError, match=r"/nope"):
+        Api(f"{scheme}://127.0.0.1:9", "harbour", ca_file="/nope")

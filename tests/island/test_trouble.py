@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from mailboat import transfer
 from mailboat.durable import remove
 from mailboat.errors import DiskFull, Unreachable
+from mailboat.island import sync
 from mailboat.island.export import Export
 from mailboat.island.holding import Holding
 from mailboat.manifest import BlobRef, PatchRef
@@ -364,6 +366,19 @@ def test_once_gives_up_with_a_sentence(tmp_path: Path) -> None:
             running.join(30)
 
 
+def test_a09_once_ends_on_a_full_disk(server: ContractServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise DiskFull("The disk of the store is full; free some space there.")
+
+    monkeypatch.setattr(transfer, "_fetch", full)
+    monkeypatch.setattr(sync, "pause_before", lambda _attempt: 0.0)
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with pytest.raises(DiskFull), island(server, tmp_path / "store", once=True) as running:
+            running.join(30)
+    assert sum("full" in line for line in running.lines) == 1, "said once"
+
+
 def test_a09_full_disk_while_downloading_keeps_the_old_version(
     server: ContractServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,9 +386,8 @@ def test_a09_full_disk_while_downloading_keeps_the_old_version(
     with Trainer(server, tmp_path) as trainer, island(server, store):
         version = trainer.step()
         server.wait_for(lambda: server.applied(0))
-        from mailboat import transfer
 
-        def full(*_: Any) -> Any:
+        def full(*_: Any, **__: Any) -> Any:
             raise DiskFull("The disk is full.") from OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patched:

@@ -15,8 +15,9 @@ from mailboat.checkpoint.files import Checkpoint
 from mailboat.checkpoint.source import ArraySource
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure
+from mailboat.durable import remove
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, StoreError, Unreachable
-from mailboat.trainer import Publisher, PublishFailed
+from mailboat.trainer import Publisher, PublishFailed, copy
 from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
 from tests.island.fleet import Trainer, held_state, island
 
@@ -238,6 +239,19 @@ def test_damaged_copy_is_fetched_again(server: ContractServer, tmp_path: Path) -
     shard.write_bytes(shard.read_bytes()[:-3] + b"\1\2\3")
     with publisher(server, tmp_path / "state") as trainer:
         assert trainer.publish(tensors()).changed == 0
+
+
+def test_damaged_downloads_are_tried_again_like_lost_ones(
+    server: ContractServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with publisher(server, tmp_path / "state") as trainer:
+        trainer.publish(tensors())
+    remove(tmp_path / "state" / "image")
+    monkeypatch.setattr(copy, "pause_before", lambda _attempt: 0.0)
+    server.faults = [Fault("GET .*/blobs/.*", "flip", 3, times=7)]
+    with publisher(server, tmp_path / "state") as trainer:
+        assert trainer.publish(tensors()).changed == 0
+    assert not any(fault.times for fault in server.faults)
 
 
 def test_two_publishers_can_not_share_a_folder(server: ContractServer, tmp_path: Path) -> None:
