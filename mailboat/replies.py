@@ -185,9 +185,6 @@ def _step(body: Any) -> AnchorStep | PatchStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of an upload that goes straight into the blob store: an HTTP PUT of exactly these bytes to ``url``."""
-@dataclass(frozen=True, slots=True)
 class TrustInfo:
     """Public keys (hex) with the envelope by which an older one vouches for them; revoked keys. A claim, no proof."""
 
@@ -217,6 +214,9 @@ def _public_keys(items: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of an upload that goes straight into the blob store: an HTTP PUT of exactly these bytes to ``url``."""
 
     offset: int
     size: int
