@@ -134,7 +134,6 @@ class Api:
             body["step"] = step
         return VersionInfo.parse(self._json("POST", _path("runs", run, "versions"), body))
 
-    def version(self, run: str, number: int) -> VersionInfo:
     def manifest(self, run: str, number: int) -> Envelope:
         """The envelope of a version's manifest, with its signatures."""
         return Envelope.from_json(self.request("GET", _path("runs", run, "versions", str(number), "manifest")).data)
@@ -143,6 +142,7 @@ class Api:
         """The keys of publishers and heads with what vouches for them, and the revoked ones."""
         return TrustInfo.parse(self._json("GET", _path("runs", run, "trust")))
 
+    def version(self, run: str, number: int) -> VersionInfo:
         """One version."""
         return VersionInfo.parse(self._json("GET", _path("runs", run, "versions", str(number))))
 
@@ -274,6 +274,24 @@ class Api:
         """Makes a one-time token for an island: ``{id, token, command, expires_at}``. Not retried."""
         return self._object("POST", "enrolment-tokens", {"run": run, "name": name, **about}, retry=False)
 
+    def keys(self, run: str) -> list[Mapping[str, Any]]:
+        """The publishers' keys of a run, newest first."""
+        found = self._object("GET", _path("runs", run, "keys")).get("results")
+        if not isinstance(found, list):
+            raise bad_reply("a list of keys")
+        return found
+
+    def register_key(
+        self, run: str, public_key: str, name: str = "", endorsement: Envelope | None = None
+    ) -> Mapping[str, Any]:
+        """Registers a publisher's key, or sends an endorsement for one. Again changes nothing."""
+        body = {"public_key": public_key, "name": name, "endorsement": endorsement and endorsement.to_dict()}
+        return self._object("POST", _path("runs", run, "keys"), body)
+
+    def revoke_key(self, run: str, key: str, reason: str) -> Mapping[str, Any]:
+        """Revokes a key by its id. Again changes nothing."""
+        return self._object("DELETE", _path("runs", run, "keys", key), {"reason": reason})
+
     def fleet(self) -> Mapping[str, Any]:
         """Islands, their versions and health."""
         return self._object("GET", "fleet")
@@ -295,24 +313,6 @@ class Api:
         return answer
 
     def _json(
-    def keys(self, run: str) -> list[Mapping[str, Any]]:
-        """The publishers' keys of a run, newest first."""
-        found = self._object("GET", _path("runs", run, "keys")).get("results")
-        if not isinstance(found, list):
-            raise bad_reply("a list of keys")
-        return found
-
-    def register_key(
-        self, run: str, public_key: str, name: str = "", endorsement: Envelope | None = None
-    ) -> Mapping[str, Any]:
-        """Registers a publisher's key, or sends an endorsement for one. Again changes nothing."""
-        body = {"public_key": public_key, "name": name, "endorsement": endorsement and endorsement.to_dict()}
-        return self._object("POST", _path("runs", run, "keys"), body)
-
-    def revoke_key(self, run: str, key: str, reason: str) -> Mapping[str, Any]:
-        """Revokes a key by its id. Again changes nothing."""
-        return self._object("DELETE", _path("runs", run, "keys", key), {"reason": reason})
-
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, retry: bool = True
     ) -> Any:
         data = None if body is None else json.dumps(body).encode()
