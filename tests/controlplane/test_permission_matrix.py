@@ -243,6 +243,7 @@ SAME = {
     f"{RUN}/channels/{{channel}}/": {f"PUT {RUN}/channels/{{channel}}"},
     f"{RUN}/channels/{{channel}}/protect/": {f"PUT {RUN}/channels/{{channel}}"},
     f"{RUN}/settings/": {f"PATCH {RUN}"},
+    f"{RUN}/collect/": {"POST jobs"},
     f"{RUN}/versions/{{number}}/replay/": {"POST jobs"},
     "tokens/new/": {"POST tokens"},
     f"{TOKEN}/rotate/": {f"POST {TOKEN}/rotate"},
