@@ -72,11 +72,11 @@ class Copy:
             return image
         held = self._image.digest if self._image is not None else ""
         try:
-            route = routes.find(self._run, held, version.number, means=LOCAL, kinds=routes.PUBLISHED)
+            route = routes.find(self._run, held, version.number, means=LOCAL, scope=routes.PUBLISHED)
         except Refusal as refusal:
             if not held or refusal.code not in {"unknown_base", "no_route"}:
                 raise
-            route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
+            route = routes.find(self._run, "", version.number, means=LOCAL, scope=routes.PUBLISHED)
         if len(route.steps) > 1 or route.start is None:
             self._work.log(f"Bringing the worker's copy to version {version.number} in {len(route.steps)} steps.")
         kept, self._image = self._image, None  # walk closes it when it fails half way
@@ -99,7 +99,7 @@ class Copy:
         if self._image is not None:
             self._image.close()
             self._image = None
-        route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
+        route = routes.find(self._run, "", version.number, means=LOCAL, scope=routes.PUBLISHED)
         self._image = walk(self._work, self._run, route, folder=self.folder / "image")
         return self._image
 

@@ -89,7 +89,7 @@ class History:
         image = self._copy.opened()
         if image is None or not routes.numbers_of(self._run, image.digest):
             return False
-        route = routes.find(self._run, image.digest, version.number, means=LOCAL, kinds=routes.PUBLISHED)
+        route = routes.find(self._run, image.digest, version.number, means=LOCAL, scope=routes.PUBLISHED)
         if route.start is None:
             return False
 
@@ -114,7 +114,7 @@ class History:
     @contextmanager
     def _elsewhere(self, version: Version) -> Iterator[TensorSource]:
         """A state on another stretch of the run: built for this once."""
-        route = routes.find(self._run, "", version.number, means=LOCAL, kinds=routes.PUBLISHED)
+        route = routes.find(self._run, "", version.number, means=LOCAL, scope=routes.PUBLISHED)
         image = walk(self._work, self._run, route, folder=self._work.scratch / f"image-{version.number}")
         try:
             yield image

@@ -20,7 +20,7 @@ def replay(work: Work) -> dict[str, Any]:
     if run is None:
         raise ManifestError("The job names no run; queue it again.")
     target = int(work.params["version"])
-    route = routes.find(run, "", target, kinds=routes.PUBLISHED)
+    route = routes.find(run, "", target, scope=routes.PUBLISHED)
     versions: list[dict[str, Any]] = []
     started = last = time.monotonic()
 

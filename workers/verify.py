@@ -132,7 +132,7 @@ def _bytes_of(work: Work, version: Version) -> Iterator[TensorSource]:
         if image is not None:
             yield image
             return
-    route = routes.find(version.run, "", version.number, kinds=routes.PUBLISHED)
+    route = routes.find(version.run, "", version.number, scope=routes.PUBLISHED)
     rebuilt = walk(work, version.run, route, folder=work.scratch / "image")
     try:
         yield rebuilt

@@ -62,6 +62,7 @@ class RunSettings(drf.Serializer):
     keep_versions = drf.IntegerField(allow_null=True)
     keep_days = drf.IntegerField(allow_null=True)
     anchor_every = drf.IntegerField(allow_null=True)
+    merge_up_to = drf.IntegerField()
     staleness_versions = drf.IntegerField(allow_null=True)
     staleness_seconds = drf.IntegerField(allow_null=True)
 
@@ -207,10 +208,14 @@ class Envelope(drf.Serializer):
 
 
 class PlanStep(drf.Serializer):
-    """One step of a route: an anchor (`version`, `files`) or a patch (`from`, `to`, `parts`)."""
+    """One step of a route: an anchor (`version`, `files`, perhaps `uri`) or a patch (`via`, `from`, `to`, `parts`)."""
 
     kind = drf.ChoiceField(["anchor", "patch"])
     manifest = drf.CharField()
+    via = drf.ChoiceField(["step", "merged", "reverse"], required=False)
+    bytes = drf.IntegerField()
+    seconds = drf.FloatField()
+    uri = drf.CharField(required=False)
     version = drf.IntegerField(required=False)
     files = File(many=True, required=False)
     to = drf.IntegerField(required=False)
@@ -222,11 +227,27 @@ class PlanStep(drf.Serializer):
 
 
 class Plan(drf.Serializer):
-    """A route from what is held to a version."""
+class Building(drf.Serializer):
+    """A patch that would bring the caller to the version sooner than the route; `job`: null, nobody builds it."""
+
+    job = drf.UUIDField(allow_null=True)
+    to = drf.IntegerField()
+    bytes = drf.IntegerField()
+    seconds = drf.FloatField()
+
+    def get_fields(self) -> dict[str, drf.Field]:
+        """`from` is a word of Python's."""
+        return {**super().get_fields(), "from": drf.IntegerField()}
+
+
+    """A route from what is held to a version, and what to wait for instead, where that is sooner."""
 
     to = drf.IntegerField()
     bytes = drf.IntegerField()
     steps = PlanStep(many=True)
+    seconds = drf.FloatField()
+    building = Building(required=False)
+    wait_seconds = drf.FloatField(required=False, allow_null=True)
 
     def get_fields(self) -> dict[str, drf.Field]:
         """`from` is a word of Python's."""

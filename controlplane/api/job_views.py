@@ -18,6 +18,8 @@ from controlplane.api.repeating import repeatable
 from controlplane.api.views import ProjectView
 from controlplane.jobs import selectors, services, triggers
 from controlplane.jobs.models import Job
+from controlplane.registry import selectors as registry
+from controlplane.registry.models import Run
 
 
 class Jobs(ProjectView):
@@ -43,12 +45,18 @@ class Jobs(ProjectView):
     )
     @repeatable()
     def post(self, request: Request, project: str) -> Response:
-        """Starts a replay or a verification; a second trigger joins the unfinished job (200)."""
+        """Starts a replay, a verification, a merge or an anchor; a second trigger joins the unfinished job (200)."""
         body, caller = self.body(request, accept.NewJob), self.caller
-        if body["kind"] == Job.Kind.REPLAY:
-            job, new = triggers.replay(caller.project, body["run"], body["version"], actor=caller.actor)
-        else:
-            job, new = triggers.verify(caller.project, body["island"], actor=caller.actor)
+        run = registry.run(caller.project, body["run"]) if "run" in body else None
+        match body["kind"], run:
+            case Job.Kind.REPLAY, Run():
+                job, new = triggers.replay(caller.project, run.name, body["version"], actor=caller.actor)
+            case Job.Kind.MERGE, Run():
+                job, new = triggers.merge(run, body["from"], body["to"], actor=caller.actor)
+            case Job.Kind.ANCHOR, Run():
+                job, new = triggers.anchor(run, body["version"], actor=caller.actor)
+            case _:
+                job, new = triggers.verify(caller.project, body["island"], actor=caller.actor)
         row = selectors.job(caller.project, job.pk)
         return Response(show.job(row, selectors.events(row)), status=202 if new else 200)
 

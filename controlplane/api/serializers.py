@@ -15,7 +15,12 @@ SMALL = (1 << 31) - 1
 HEX64 = r"^[0-9a-f]{64}\Z"
 PHASES, NAME = 50, 40  # of a sync, with their seconds; characters of each name
 CHECKPOINT = {"checkpoint", "number", "parent", "epoch", "step"}  # what an envelope says by itself
-OBJECTS = {Job.Kind.REPLAY: {"run", "version"}, Job.Kind.VERIFY: {"island"}}  # what a job of a kind is about
+OBJECTS = {  # what a job of a kind is about
+    Job.Kind.REPLAY: {"run", "version"},
+    Job.Kind.VERIFY: {"island"},
+    Job.Kind.MERGE: {"run", "from", "to"},
+    Job.Kind.ANCHOR: {"run", "version"},
+}
 
 
 class NewRun(Body):
@@ -33,6 +38,7 @@ class EditRun(Body):
     keep_versions = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
     keep_days = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
     anchor_every = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
+    merge_up_to = Whole(max_value=SMALL, required=False)
     staleness_versions = Whole(max_value=SMALL, allow_null=True, required=False)
     staleness_seconds = Whole(max_value=SMALL, allow_null=True, required=False)
 
@@ -163,7 +169,7 @@ class Answer(Body):
 
 
 class NewJob(Body):
-    """POST jobs: replay of a version, or verify of an island."""
+    """POST jobs: replay or anchor of a version, verify of an island, merge from one version to another."""
 
     kind = Choice(list(OBJECTS))
     run = Slug(max_length=80, required=False)

@@ -15,6 +15,7 @@ from controlplane.api import (
     metrics,
     people_urls,
     problems,
+    route_views,
     schema_views,
     views,
 )
@@ -38,7 +39,7 @@ project = [
     path(f"{RUN}/keys", key_views.Keys.as_view()),
     path(f"{RUN}/keys/<uuid:key>", key_views.KeyDetail.as_view()),
     path(f"{RUN}/trust", key_views.Trust.as_view()),
-    path(f"{RUN}/plan", views.Plan.as_view()),
+    path(f"{RUN}/plan", route_views.Plan.as_view()),
     path(f"{RUN}/leases", keeping_views.Leases.as_view()),
     path(f"{RUN}/leases/<int:lease>", keeping_views.LeaseDetail.as_view()),
     path(f"{RUN}/retention", keeping_views.RetentionPreview.as_view()),

@@ -9,20 +9,19 @@ from typing import Any, ClassVar
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers as drf
-from rest_framework.exceptions import PermissionDenied, ValidationError
+from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.accounts import limits
-from controlplane.accounts.principals import FOLLOWERS, ISLAND, OPERATORS, PUBLISHERS, Principal
+from controlplane.accounts.principals import FOLLOWERS, OPERATORS, PUBLISHERS, Principal
 from controlplane.api import answers, conditional, filters, paging, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
 from controlplane.api.repeating import repeatable
 from controlplane.api.shapes import Nothing
-from controlplane.registry import routes, selectors, services, steering
+from controlplane.registry import selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
 from mailboat import __version__
@@ -277,25 +276,3 @@ class Manifest(ProjectView):
         if version.envelope is None:
             raise Missing(f"Version {number} has no manifest yet.")
         return Response(version.envelope)
-
-
-class Plan(ProjectView):
-    """Routes."""
-
-    roles = {"GET": FOLLOWERS}
-
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("from_digest", {"type": "string", "pattern": "^([0-9a-f]{64})?$"}),
-            OpenApiParameter("to", {"type": "integer", "minimum": 0, "maximum": paging.BIG}),
-        ],
-        responses=answers.Plan,
-    )
-    def get(self, request: Request, project: str, run: str) -> Response:
-        """The route from `from_digest` (empty: nothing is held) to version `to` (the newest ready one)."""
-        if self.caller.role == ISLAND:
-            limits.take(limits.PULL, f"{self.caller.project.pk} {self.caller.actor}")
-        held = request.query_params.get("from_digest", "")
-        if held and not (len(held) == 64 and set(held) <= set("0123456789abcdef")):
-            raise ValidationError({"from_digest": "It must be 64 hex digits."})
-        return Response(routes.find(self.run(run), held, paging.number(request, "to", None)).as_json())

@@ -228,6 +228,10 @@ class SettingsForm(forms.Form):
     staleness_versions = _limit("Staleness budget, versions", "An island further behind needs attention.")
     staleness_seconds = _limit("Staleness budget, seconds", "The same in time.")
     anchor_every = _limit("Anchor every", "So many versions; a newcomer starts at an anchor.")
+    merge_up_to = forms.IntegerField(
+        min_value=0, max_value=2**31 - 1, required=False, label="Merge up to",
+        help_text="Aligned spans of 2, 4, 8 ... up to so many versions get one patch ahead of need; 0: none.",
+    )  # fmt: skip
     keep_versions = _limit("Keep versions", "The newest so many.")
     keep_days = _limit("Keep days", "And everything younger than this.")
     seen = forms.IntegerField(widget=forms.HiddenInput)
@@ -236,6 +240,11 @@ class SettingsForm(forms.Form):
         initial = {name: getattr(run, name) for name in steering.SETTINGS} | {"seen": run.revision}
         super().__init__(data, initial=initial)
         self.run = run
+
+    def clean_merge_up_to(self) -> int:
+        """Left empty, it stays as it is."""
+        asked = self.cleaned_data["merge_up_to"]
+        return self.run.merge_up_to if asked is None else int(asked)
 
     def save(self, actor: str) -> None:
         """Write what changed. Raises Changed."""

@@ -19,10 +19,20 @@ from controlplane.registry.models import Anchor, Patch, PatchPart, Run, Version
 from controlplane.registry.plan import Edge, Route
 
 READY, RETIRED = Version.State.READY, Version.State.RETIRED
-PUBLISHED = (Patch.Kind.STEP,)  # what workers walk: patches that the publisher made
-ALL = (Patch.Kind.STEP, Patch.Kind.MERGED, Patch.Kind.REVERSE)
 NEAR, LONG = 128, 16  # of a way over many versions, all patches this near to its ends are looked at, else long ones
-SERVED_ANCHORS = (Anchor.Kind.UPLOAD, Anchor.Kind.BUILT)  # their files are blobs of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a route may use."""
+
+    patches: tuple[str, ...] = (Patch.Kind.STEP, Patch.Kind.MERGED, Patch.Kind.REVERSE)
+    anchors: tuple[str, ...] = (Anchor.Kind.UPLOAD, Anchor.Kind.BUILT)  # their files are blobs of the run
+
+
+SERVED = Scope()
+ELSEWHERE = Scope(anchors=(*SERVED.anchors, Anchor.Kind.REFERENCE))
+PUBLISHED = Scope(patches=(Patch.Kind.STEP,))  # what workers walk: patches that the publisher made
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +71,16 @@ class Ground:
         return planning.plan(self.edges, self.anchors, self.held, self.target.number, full_bytes=full, means=means)
 
 
-def find(run: Run, held: str, to: int | None, *, means: Means | None = None, kinds: Collection[str] = ALL) -> Plan:
+def find(run: Run, held: str, to: int | None, *, means: Means | None = None, scope: Scope = SERVED) -> Plan:
     """The soonest route from the state digest `held` (empty: nothing) to version `to` (None: the newest ready one).
 
     Raises Missing, Refusal `unknown_base` and `no_route`.
     """
-    ground, route = search(run, held, to, means=means or Means.of(), kinds=kinds)
+    ground, route = search(run, held, to, means=means or Means.of(), scope=scope)
     return described(run, ground, route)
 
 
-def search(run: Run, held: str, to: int | None, *, means: Means, kinds: Collection[str] = ALL) -> tuple[Ground, Route]:
+def search(run: Run, held: str, to: int | None, *, means: Means, scope: Scope = SERVED) -> tuple[Ground, Route]:
     """The same without the files, with what it was chosen from."""
     target = _target(run, to)
     numbers = numbers_of(run, held)
@@ -79,13 +89,13 @@ def search(run: Run, held: str, to: int | None, *, means: Means, kinds: Collecti
             "No version of this run has the digest that you hold; ask without it to start from an anchor.",
             code="unknown_base",
         )
-    ground = survey(run, target, numbers, kinds)
+    ground = survey(run, target, numbers, scope)
     try:
         try:
             return ground, ground.soonest(means)
         except planning.NoRoute:
             # After a rewind the chain passes by the nearest anchor: look at all there is before saying no.
-            ground = survey(run, target, numbers, kinds, whole=True)
+            ground = survey(run, target, numbers, scope, whole=True)
             return ground, ground.soonest(means)
     except planning.NoRoute as error:
         raise Refusal(str(error), code="no_route") from error
@@ -99,13 +109,11 @@ def numbers_of(run: Run, digest: str) -> tuple[int, ...]:
     return tuple(found.filter(state_digest=digest).order_by("-number").values_list("number", flat=True))
 
 
-def survey(
-    run: Run, target: Version, held: tuple[int, ...], kinds: Collection[str] = ALL, *, whole: bool = False
-) -> Ground:
+def survey(run: Run, target: Version, held: tuple[int, ...], scope: Scope = SERVED, *, whole: bool = False) -> Ground:
     """The patches and anchors that may lie on the way, with `whole` all of the run."""
     allowed = announcing.states(run)
     anchors = dict(
-        Anchor.objects.filter(version__run=run, version__state__in=allowed, kind__in=SERVED_ANCHORS).values_list(
+        Anchor.objects.filter(version__run=run, version__state__in=allowed, kind__in=scope.anchors).values_list(
             "version__number", "bytes"
         )
     )
@@ -114,7 +122,7 @@ def survey(
     versions = Version.objects.alias(rest=Mod("number", LONG)).filter(near or Q(), run=run).order_by()
     versions = versions.filter(Q(state__in=allowed) | Q(number__in=held))
     numbers = dict(versions.values_list("pk", "number"))
-    patches = Patch.objects.filter(kind__in=kinds)
+    patches = Patch.objects.filter(kind__in=scope.patches)
     if near is None:
         patches = patches.filter(run=run)
     else:  # one parameter, where IN would have a thousand
@@ -170,6 +178,7 @@ def described(run: Run, ground: Ground, route: Route) -> Plan:
                 "bytes": row.bytes,
                 "seconds": round(next(seconds), 3),
                 "files": row.files,
+                **({"uri": row.uri} if row.uri else {}),
             }
         )
     for edge in route.edges:

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from controlplane.audit import services as audit
-from controlplane.registry import heads
+from controlplane.registry import heads, merging
 from controlplane.registry.errors import Changed, Missing, Refusal, Unacceptable
 from controlplane.registry.models import Channel, Run, Version
 
@@ -22,6 +22,7 @@ SETTINGS = (
     "keep_versions",
     "keep_days",
     "anchor_every",
+    "merge_up_to",
     "staleness_versions",
     "staleness_seconds",
 )
@@ -90,6 +91,9 @@ def edit_channel(
                     code="reason_required",
                 )
             heads.move(row, target)
+            if before["version"] is not None and target.number < before["version"]:
+                ahead = Version.objects.get(run=channel.run, number=before["version"])
+                merging.queue_return(channel.run, ahead, target, actor=actor)
         if row.protected != protected:
             Channel.objects.filter(pk=row.pk).update(protected=protected, revision=F("revision") + 1)
             row.refresh_from_db()
