@@ -206,6 +206,28 @@ class Api:
         return self.direct.get(found.headers.get("Location", ""), start)
 
     # -- islands
+    def open_elsewhere(self, url: str, *, start: int = 0) -> BaseHTTPResponse:
+        """Opens a public file outside of the control plane from byte ``start``, as `open_blob`; the credential stays
+        here. Its ETag means nothing to us and is left out. Raises Unreachable, ApiError.
+        """
+        address = urlsplit(url)
+        headers = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": f"mailboat/{__version__}"}
+        headers |= {"Range": f"bytes={start}-"} if start else {}
+        try:
+            response = _pool(address.scheme, address.hostname or "", self._ca_file).request(
+                "GET", url, headers=headers, timeout=self._timeout, retries=urllib3.Retry(0, redirect=5),
+                preload_content=False,
+            )  # fmt: skip
+        except (HTTPError, OSError, ValueError) as error:
+            raise Unreachable(
+                f"{url} can't be reached ({_cause(error)}); check the address and the network."
+            ) from error
+        response.headers.discard("ETag")
+        if response.status in {200, 206, 416}:
+            return response
+        response.close()
+        raise ApiError(response.status, "elsewhere", f"{url} answered {response.status}.")
+
 
     def head(
         self, run: str, channel: str, *, after: int | None = None, wait: float = 0, etag: str | None = None
@@ -231,9 +253,12 @@ class Api:
             return None
         return Envelope.from_json(response.data), response.headers.get("ETag", "")
 
-    def plan(self, run: str, *, from_digest: str | None, to: int) -> Plan:
-        """The route to version ``to``. Raises Conflict ``unknown_base`` or ``no_route``."""
-        query = {"to": to} | ({"from_digest": from_digest} if from_digest else {})
+    def plan(self, run: str, *, from_digest: str | None, to: int, references: bool = False, **means: int | str) -> Plan:
+        """The route to version ``to``; with ``references`` it may begin at an anchor that lies elsewhere. ``means`` are
+        what it is planned for: ``cores``, ``codecs``, ``link``. Raises Conflict ``unknown_base`` or ``no_route``.
+        """
+        query: dict[str, Any] = {"to": to} | ({"from_digest": from_digest} if from_digest else {}) | means
+        query |= {"references": 1} if references else {}
         return Plan.parse(self._json("GET", _path("runs", run, "plan"), query=query))
 
     def enrol(self, token: str, about: Mapping[str, Any]) -> Enrolment:

@@ -152,7 +152,9 @@ class PatchStep:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A route. ``origin`` is the version held (None: nothing), ``bytes`` what travels."""
+    """A route. ``origin`` is the version held (None: nothing), ``bytes`` what travels. After ``wait_seconds`` a shorter
+    one may be there, and waiting for it is sooner than walking (None: it is not).
+    """
 
     origin: int | None
     to: int
@@ -161,6 +163,7 @@ class Plan:
 
     @classmethod
     def parse(cls, body: Any) -> Plan:
+    wait_seconds: float | None = None
         """Reads the body of ``GET runs/{run}/plan``; a step of an unknown kind is refused, never skipped."""
         return cls(
             origin=_optional(body, "from", int),
@@ -170,6 +173,7 @@ class Plan:
         )
 
 
+            wait_seconds=_optional(body, "wait_seconds", (int, float)),
 def _step(body: Any) -> AnchorStep | PatchStep:
     kind = _get(body, "kind", str)
     manifest = _get(body, "manifest", str)

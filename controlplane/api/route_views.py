@@ -37,7 +37,7 @@ class Plan(ProjectView):
             OpenApiParameter("codecs", {"type": "string"}, description="What can be decoded, separated by commas."),
             OpenApiParameter("apply", SPEED, description="Bytes of the model per second that updates were decoded at."),
             OpenApiParameter(
-                "elsewhere", {"type": "boolean"}, description="Whether anchors outside of Mailboat can be fetched."
+                "references", {"enum": [0, 1]}, description="Whether anchors that lie elsewhere can be fetched."
             ),
         ],
         responses=answers.Plan,
@@ -55,7 +55,7 @@ class Plan(ProjectView):
             raise ValidationError({"from_digest": "It must be 64 hex digits."})
         means = _means(request, island)
         found, to = self.run(run), paging.number(request, "to", None)
-        scope = routes.ELSEWHERE if _flag(request, "elsewhere") else routes.SERVED
+        scope = routes.ELSEWHERE if paging.number(request, "references", 0, high=1) else routes.SERVED
         ground, route = routes.search(found, held, to, means=means, scope=scope)
         building = merging.offer(found, ground, route, means, ask=island is not None, actor=self.caller.actor)
         answer: dict[str, Any] = routes.described(found, ground, route).as_json()
@@ -85,10 +85,3 @@ def _codecs(request: Request) -> list[str] | None:
     if len(names) > CODECS or not all(0 < len(name) <= NAME and name.isascii() for name in names):
         raise ValidationError({"codecs": f"It must be names of at most {NAME} characters, separated by commas."})
     return names
-
-
-def _flag(request: Request, name: str) -> bool:
-    raw = request.query_params.get(name, "false")
-    if raw not in {"true", "false"}:
-        raise ValidationError({name: "It must be true or false."})
-    return raw == "true"

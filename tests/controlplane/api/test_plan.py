@@ -120,7 +120,7 @@ def test_an_island_that_does_not_know_the_codec_is_told_so(
     assert "codec" in answer.json()["detail"] and not merges()
 
 
-@pytest.mark.parametrize("query", ["link=0", "link=fast", "cores=-1", "codecs=", "apply=0", "elsewhere=perhaps"])
+@pytest.mark.parametrize("query", ["link=0", "link=fast", "cores=-1", "codecs=", "apply=0", "references=perhaps"])
 def test_what_can_not_be_right_is_refused(versions: list[Version], token: Callable[..., Api], query: str) -> None:
     assert token("viewer").get(f"runs/minilm/plan?{query}").status_code == 400
 
