@@ -21,6 +21,7 @@ from mailboat.client import Api
 from mailboat.compatibility import neighbours
 from mailboat.errors import ApiError, MailboatError, NotFound, Unreachable
 from mailboat.island.heads import CLOCK_TOLERANCE
+from mailboat.sizes import size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 SPARE_BYTES = 1 << 30
@@ -156,7 +157,7 @@ def _disk(store: Path | None, needed: int | None) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(place).free
     wanted = SPARE_BYTES if needed is None else 2 * needed + SPARE_BYTES  # base, the next base, and a log
-    sentence = f"{_size(free)} are free for {store}; {_size(wanted)} are recommended"
+    sentence = f"{size(free)} are free for {store}; {size(wanted)} are recommended"
     yield Finding(OK if free >= wanted else WARN, "disk", f"{sentence}.")
 
 
@@ -165,9 +166,9 @@ def _memory(needed: int | None) -> Finding:
         return Finding(WARN, "memory", "There is no /dev/shm: name a folder for the image with --image.")
     free = shutil.disk_usage(SHARED_MEMORY).free
     if needed is not None and free < needed:
-        lack = f"{SHARED_MEMORY} has {_size(free)} free, the image needs {_size(needed)}"
+        lack = f"{SHARED_MEMORY} has {size(free)} free, the image needs {size(needed)}"
         return Finding(WARN, "memory", f"{lack}: enlarge it or use --image FOLDER.")
-    return Finding(OK, "memory", f"{SHARED_MEMORY} has {_size(free)} free for the image.")
+    return Finding(OK, "memory", f"{SHARED_MEMORY} has {size(free)} free for the image.")
 
 
 def _processor() -> Finding:
@@ -198,7 +199,3 @@ def _compiled(clock: Callable[[], float] = time.perf_counter) -> Finding:
             "writable or set NUMBA_CACHE_DIR.",
         )  # fmt: skip
     return Finding(OK, "compiled", f"The compiled code loads in {seconds:.1f} s.")
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+from mailboat import sizes
+
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(count: int | float | None) -> str:
-    """Write a number of bytes in binary units with three significant digits: 1.13 MiB."""
-    if count is None:
-        return NOTHING
-    value = float(count)
-    for unit in _BINARY:
-        if abs(value) < 1000 or unit == _BINARY[-1]:
-            break
-        value /= 1024
-    if unit == "B":
-        return f"{int(value)} B"
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:.{digits}f} {unit}"
+    """Write a number of bytes, or that there is none."""
+    return NOTHING if count is None else sizes.size(count)
 
 
 def share(part: int | float | None, whole: int | float | None) -> str:

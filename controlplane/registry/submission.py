@@ -22,22 +22,11 @@ from mailboat.checkpoint.side_files import INDEX_FILE, TENSOR_FILE, path_problem
 from mailboat.digest import state_digest_of_parts
 from mailboat.errors import InventoryMismatch, MailboatError
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest
+from mailboat.replies import AnchorFile
 
 MAX_ANCHOR_FILES = 100_000
 MAX_COUNT = (1 << 63) - 1
 SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorFile:
-    """One file of an anchor: POSIX path in the checkpoint folder, and its blob."""
-
-    path: str
-    blob: BlobRef
-
-    def as_json(self) -> dict[str, Any]:
-        """As it is stored and sent."""
-        return {"path": self.path, "sha256": self.blob.sha256, "size": self.blob.size}
 
 
 @dataclass(frozen=True, slots=True)

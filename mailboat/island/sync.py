@@ -34,6 +34,7 @@ from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.manifest import Envelope, Head
 from mailboat.replies import Enrolment
 from mailboat.route import Documents
+from mailboat.sizes import size
 
 POLL_SECONDS = 30.0
 LONGEST_BACKOFF = 30.0
@@ -276,7 +277,7 @@ class Island:
         self._upkeep.wake()
         self._write_export()
         self._sidecar.note_bytes(trip.bytes)
-        self._say(f"version {head.version}  {human_bytes(trip.bytes)}  {trip.total:.2f} s  verified")
+        self._say(f"version {head.version}  {size(trip.bytes)}  {trip.total:.2f} s  verified")
 
     def _look_again(self) -> None:
         """Raises NewerHead; a control plane that is away does not hold a commit up."""
@@ -355,14 +356,3 @@ class Island:
 
     def _view(self) -> SyncView:
         return SyncView(self._status.phase, self._status.reason)
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes for people."""
-    if count < 1024:
-        return f"{int(count)} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"

@@ -193,11 +193,6 @@ class Crew:
         return (folder / f"{name}.log").open("ab")
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 1024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.2f} MiB"
-
-
 def _name(index: int) -> str:
     return f"{PLACES[index % len(PLACES)][0].lower()}-{index + 1}"
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from mailboat.sizes import size
 from scripts.demonstration import DemoError
-from scripts.demonstration.crew import POLL, Crew, Island, size
+from scripts.demonstration.crew import POLL, Crew, Island
 from scripts.demonstration.judge import differences
 
 RUN = "minilm"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.demonstration.crew import size
+from mailboat.sizes import size
 
 BAR = 30
 Said = Mapping[str, Any]
