@@ -8,6 +8,8 @@ come. Requests are answered by `local_http`, through a loopback port like any ot
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from mailboat.image import Image, Overlay
 from mailboat.island.engines.engine import EngineRefused, Look, Staged
 from mailboat.island.engines.local_http import Generator, LocalHttp
 from mailboat.patch import blocks
-from mailboat.patch.backends import kernels
 from mailboat.patch.format import Geometry
+from mailboat.patch.scratch import thread_count
 
+_MOST_ELEMENTS = 1 << 32  # of a tensor: positions are 32 bits wide
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -58,11 +61,13 @@ class LocalServer:
         self._live: Live | None = None
         self._config: tuple[SideFile, ...] = ()
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(thread_count(None), "local engine")
 
     def close(self) -> None:
         """Ends the HTTP side and the generation thread."""
         self._http.close()
         self._generator.close()
+        self._pool.shutdown(wait=False)
 
     def look(self) -> Look:
         """It lives as long as this process."""
@@ -76,10 +81,12 @@ class LocalServer:
         live = self._live
         if live is None or overlay.side_paths or live.inventory.digest != image.inventory.digest:
             return None
-        return Staged({"overlay": overlay})
+        if any(tensor.nbytes // tensor.width > _MOST_ELEMENTS for tensor in live.inventory.tensors):
+            return None
+        return Staged({"changes": _changes_of(overlay), "inventory": live.inventory.digest})
 
     def drop(self, staged: Staged) -> None:
-        """The overlay is its owner's."""
+        """Its memory goes with it."""
 
     def pause(self, *, resident: bool) -> None:  # noqa: ARG002
         """Waits for the step under way; requests keep their keys and values."""
@@ -97,24 +104,24 @@ class LocalServer:
         """There is no prefix cache."""
 
     def write(self, staged: Staged, image: Image) -> Sums:  # noqa: ARG002
-        """Writes the overlay into live memory, block by block; what was there is read back first, for the sums."""
-        live, overlay = self._live, staged.handle["overlay"]
-        if live is None:
-            raise EngineRefused("No weights are loaded.")
+        """Writes the changes into live memory, tensor by tensor; what was there is read back first, for the sums."""
+        live = self._live
+        if live is None or live.inventory.digest != staged.handle["inventory"]:
+            raise EngineRefused("Other weights are loaded than the update was made for.")
         change = np.zeros((len(live.views), 2), np.uint64)
-        for index, tensor in enumerate(live.inventory.tensors):
-            geometry, seed = Geometry.of(tensor), blocks.seeds_of(tensor)
-            for record in overlay.records(index, 0, tensor.nbytes):
-                place = live.views[index][record.start : record.start + record.nbytes]
-                before = place.copy()
-                if record.count:
-                    positions, elements = overlay.elements(record)
-                    kernels().scatter(positions, elements, record.width, 0, place)
-                else:
-                    positions = np.arange(record.nbytes // record.width, dtype=np.uint32)
-                    place[:] = overlay.block(record, 0, record.nbytes)
-                piece = geometry.piece(record.start // record.width, record.nbytes // record.width)
-                change[index] += blocks.sum_change(before, place, positions, width=record.width, piece=piece, seed=seed)
+
+        def one(new: _Changes) -> None:
+            tensor, view = live.inventory.tensors[new.index], live.views[new.index]
+            geometry = Geometry.of(tensor)
+            compiled.sum_elements(
+                _words_of(view), new.elements, new.positions, tensor.width, geometry.row_bytes, 0, 0,
+                *blocks.seeds_of(tensor), change[new.index],
+            )  # fmt: skip
+            compiled.scatter(new.positions, new.elements.view(np.uint8), tensor.width, 0, view)
+
+        from mailboat import compiled  # Numba waits until it is used
+
+        list(self._pool.map(one, staged.handle["changes"]))
         return change
 
     def live_sums(self, image: Image) -> Sums | None:
@@ -136,6 +143,46 @@ class LocalServer:
                 self._live, self._config = live, image.side_files
             else:
                 _fill(live, image)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """New elements of one tensor, packed into words, at ascending positions."""
+
+    index: int
+    positions: np.ndarray[Any, np.dtype[np.uint32]]
+    elements: np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def _changes_of(overlay: Overlay) -> list[_Changes]:
+    """An overlay by tensors, the largest first, so that writing it is a few calls and no thinking."""
+    found = []
+    for index, tensor in enumerate(overlay.target.inventory.tensors):
+        positions, pieces = [], []
+        for record in overlay.records(index, 0, tensor.nbytes):
+            first = record.start // record.width
+            if record.count:
+                places, elements = overlay.elements(record)
+                positions.append(places + np.uint32(first))
+            else:
+                positions.append(np.arange(first, first + record.nbytes // record.width, dtype=np.uint32))
+                elements = overlay.block(record, 0, record.nbytes)
+            pieces.append(elements)
+        if positions:
+            size = sum(piece.size for piece in pieces)
+            words = np.zeros(-(-size // 8), np.uint64)
+            np.concatenate(pieces, out=words.view(np.uint8)[:size])
+            found.append(_Changes(index, np.concatenate(positions), words))
+    return sorted(found, key=lambda changes: -changes.positions.size)
+
+
+def _words_of(view: Bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A tensor's bytes as words: in place where they fit, else a zero-padded copy."""
+    if view.size % 8 == 0 and view.ctypes.data % 8 == 0:
+        return view.view(np.uint64)
+    words = np.zeros(-(-view.size // 8), np.uint64)
+    words.view(np.uint8)[: view.size] = view
+    return words
 
 
 def _fill(live: Live, image: Image) -> None:
