@@ -160,20 +160,20 @@ class Plan:
     to: int
     bytes: int
     steps: tuple[AnchorStep | PatchStep, ...]
+    wait_seconds: float | None = None
 
     @classmethod
     def parse(cls, body: Any) -> Plan:
-    wait_seconds: float | None = None
         """Reads the body of ``GET runs/{run}/plan``; a step of an unknown kind is refused, never skipped."""
         return cls(
             origin=_optional(body, "from", int),
             to=_get(body, "to", int),
             bytes=_get(body, "bytes", int),
             steps=tuple(_step(step) for step in _get(body, "steps", list)),
+            wait_seconds=_optional(body, "wait_seconds", (int, float)),
         )
 
 
-            wait_seconds=_optional(body, "wait_seconds", (int, float)),
 def _step(body: Any) -> AnchorStep | PatchStep:
     kind = _get(body, "kind", str)
     manifest = _get(body, "manifest", str)

@@ -136,6 +136,7 @@ class BlobStanding(drf.Serializer):
     upload = drf.UUIDField(required=False)
     offset = drf.IntegerField(required=False)
     parts = Part(many=True, required=False)
+    joining = drf.BooleanField(required=False)
 
 
 # Versions
@@ -226,7 +227,6 @@ class PlanStep(drf.Serializer):
         return {**super().get_fields(), "from": drf.IntegerField(required=False)}
 
 
-class Plan(drf.Serializer):
 class Building(drf.Serializer):
     """A patch that would bring the caller to the version sooner than the route; `job`: null, nobody builds it."""
 
@@ -240,6 +240,7 @@ class Building(drf.Serializer):
         return {**super().get_fields(), "from": drf.IntegerField()}
 
 
+class Plan(drf.Serializer):
     """A route from what is held to a version, and what to wait for instead, where that is sooner."""
 
     to = drf.IntegerField()
