@@ -85,6 +85,7 @@ class Api:
         self.attempts = attempts
         self.sleep = sleep
         self._timeout = timeout
+        self._ca_file = ca_file
         self._base = f"{self.server}/api/v1/projects/{quote(project, safe='')}"
         self._pool = _pool(address.scheme, address.hostname, ca_file)
         self.direct = Direct(address.scheme, ca_file, timeout)
@@ -205,7 +206,6 @@ class Api:
         found.release_conn()
         return self.direct.get(found.headers.get("Location", ""), start)
 
-    # -- islands
     def open_elsewhere(self, url: str, *, start: int = 0) -> BaseHTTPResponse:
         """Opens a public file outside of the control plane from byte ``start``, as `open_blob`; the credential stays
         here. Its ETag means nothing to us and is left out. Raises Unreachable, ApiError.
@@ -228,6 +228,7 @@ class Api:
         response.close()
         raise ApiError(response.status, "elsewhere", f"{url} answered {response.status}.")
 
+    # -- islands
 
     def head(
         self, run: str, channel: str, *, after: int | None = None, wait: float = 0, etag: str | None = None

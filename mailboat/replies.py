@@ -133,11 +133,14 @@ class AnchorFile:
 
 @dataclass(frozen=True, slots=True)
 class AnchorStep:
-    """Start from the full checkpoint of ``version``."""
+    """Start from the full checkpoint of ``version``. ``uri`` names a folder outside of Mailboat where its files lie as
+    well, or alone; empty: they are blobs of the run.
+    """
 
     version: int
     manifest: str
     files: tuple[AnchorFile, ...]
+    uri: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def _step(body: Any) -> AnchorStep | PatchStep:
         files = tuple(AnchorFile.parse(file) for file in _get(body, "files", list))
         if len({file.path for file in files}) != len(files):
             raise bad_reply("an anchor names a file twice")
-        return AnchorStep(_get(body, "version", int), manifest, files)
+        return AnchorStep(_get(body, "version", int), manifest, files, _optional(body, "uri", str) or "")
     if kind == "patch":
         parts = tuple(_blob(part) for part in _get(body, "parts", list))
         return PatchStep(_get(body, "from", int), _get(body, "to", int), manifest, parts)

@@ -92,17 +92,17 @@ class Documents:
         return data
 
 
-def plan_route(api: Api, run: str, *, held: str | None, to: int) -> Plan:
+def plan_route(api: Api, run: str, *, held: str | None, to: int, references: bool = False) -> Plan:
     """The route from the state digest ``held`` (None: nothing) to version ``to``; an unknown base means the anchor's
-    route.
+    route. ``references``: whether it may begin at an anchor that lies elsewhere.
     """
     if held is not None:
         try:
-            return _walkable(api.plan(run, from_digest=held, to=to), to)
+            return _walkable(api.plan(run, from_digest=held, to=to, references=references), to)
         except Conflict as error:
             if error.code not in {"unknown_base", "no_route"}:
                 raise
-    return _walkable(api.plan(run, from_digest=None, to=to), to)
+    return _walkable(api.plan(run, from_digest=None, to=to, references=references), to)
 
 
 def _walkable(plan: Plan, to: int) -> Plan:

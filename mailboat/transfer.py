@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -196,8 +197,10 @@ def download(
     out: Path,
     *,
     link: Link | None = None,
+    open_at: Callable[[int], BaseHTTPResponse] | None = None,
 ) -> int:
     """Downloads a blob to ``out``; returns the bytes that travelled. A whole, right ``out`` is kept and costs nothing.
+    ``open_at`` opens it from a byte on; None: in the run's store.
 
     What an earlier try left in ``out``'s `.part` is continued. A lost connection is resumed while it makes progress;
     wrong, truncated or changed bytes are fetched once more from zero, then refused with DigestMismatch. On a full disk
@@ -209,9 +212,10 @@ def download(
     part = out.with_name(out.name + ".part")
     travelled = failures = wrong = 0
     while True:
-        before, straight = _size(part), _straight(api, blob)
+        before, straight = _size(part), open_at is None and _straight(api, blob)
+        opened = open_at or partial(_open, api, run, blob, straight)
         try:
-            travelled += _fetch(api, run, blob, part, link, straight=straight)
+            travelled += _fetch(opened, blob, part, link, straight=straight)
             rename_durably(part, out)
             return travelled
         except WrongBytes as error:
@@ -245,14 +249,20 @@ def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> in
     return failures + 1
 
 
-def _fetch(api: Api, run: str, blob: BlobRef, part: Path, link: Link | None, *, straight: bool) -> int:
+def _open(api: Api, run: str, blob: BlobRef, straight: bool, start: int) -> BaseHTTPResponse:
+    return api.open_blob(run, blob.sha256, start=start, direct=straight)
+
+
+def _fetch(
+    open_at: Callable[[int], BaseHTTPResponse], blob: BlobRef, part: Path, link: Link | None, *, straight: bool
+) -> int:
     """One connection's worth: continues ``part`` to its end and checks it; returns the bytes received."""
     hasher = hashlib.sha256()
     with part.open("a+b") as file:
         held = _hash_held(file, hasher, blob.size)
         received = 0
         if held < blob.size or blob.size == 0:
-            response = api.open_blob(run, blob.sha256, start=held, direct=straight)
+            response = open_at(held)
             try:
                 if _start_of(response, blob, held, straight=straight) == 0 and held:
                     hasher, held = hashlib.sha256(), 0

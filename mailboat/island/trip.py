@@ -16,7 +16,9 @@ from typing import Any
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.client import Api
 from mailboat.digest import State, measure
+from mailboat.durable import require_space
 from mailboat.errors import MailboatError, ManifestError, StoreError
+from mailboat.island.anchors import Gathering, ReferenceFailed
 from mailboat.island.heartbeat import COMMITTING, FETCHING, PREPARING, Status
 from mailboat.island.holding import Holding, Prepared, Say, Step
 from mailboat.island.link import EmulatedLink
@@ -25,7 +27,7 @@ from mailboat.island.stop import Stop
 from mailboat.island.store import Store
 from mailboat.manifest import Head, Manifest
 from mailboat.replies import AnchorStep, PatchStep, Plan
-from mailboat.route import Documents, fetch_anchor, fetch_parts, open_proven, plan_route
+from mailboat.route import Documents, fetch_parts, open_proven, plan_route
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,14 @@ class Trip:
     def _travel(self) -> None:
         with _closing(self._local_base()) as local:
             with self._clock.phase("fetch", FETCHING):
-                plan = self._plan(local[1].digest if local else None)
-                legs = self._fetch_all(plan, None if local is None else local[1].digest)
+                digest = local[1].digest if local else None
+                plan = self._plan(digest, references=not self._afresh)
+                try:
+                    legs = self._fetch_all(plan, digest)
+                except ReferenceFailed as error:
+                    self._means.say(f"{error}; another route is taken")
+                    plan = self._plan(digest, references=False)
+                    legs = self._fetch_all(plan, digest)
             if local is not None and plan.origin is not None:
                 self._seed_locally(plan.origin, *local)
         patches: list[PatchLeg] = []
@@ -138,15 +146,16 @@ class Trip:
         if patches:
             self._patch(patches)
 
-    def _plan(self, local: str | None) -> Plan:
+    def _plan(self, local: str | None, *, references: bool) -> Plan:
         means, head = self._means, self.head
         held = means.holding.held
         run = means.documents.run
         if self._afresh or (held is None and local is None):
-            plan = plan_route(means.api, run, held=None, to=head.version)
+            plan = plan_route(means.api, run, held=None, to=head.version, references=references)
             if held is None or (isinstance(plan.steps[0], AnchorStep) and plan.steps[0].version > held.version):
                 return plan
-        return plan_route(means.api, run, held=held.state if held else local, to=head.version)
+        at = held.state if held else local
+        return plan_route(means.api, run, held=at, to=head.version, references=references)
 
     def _fetch_all(self, plan: Plan, local: str | None) -> list[AnchorLeg | PatchLeg]:
         held = self._means.holding.held
@@ -169,10 +178,13 @@ class Trip:
     def _fetch_anchor(self, step: AnchorStep, manifest: Manifest) -> AnchorLeg:
         means = self._means
         place = means.store.base_name(manifest.number, manifest.state)
-        if place.is_dir() and not self._afresh:
-            return AnchorLeg(step, manifest, place, place)
         incoming = means.store.incoming / f"base-{place.name}"
-        self.bytes += fetch_anchor(means.documents, step, incoming, link=means.link)
+        gathering = Gathering(
+            means.documents, means.store, incoming,
+            local=means.local and means.local.absolute(), link=means.link,
+            holds_nothing=means.holding.marker is None,
+        )  # fmt: skip
+        self.bytes += gathering.fetch(step)
         return AnchorLeg(step, manifest, incoming, place)
 
     def _fetch_patch(self, step: PatchStep, manifest: Manifest, origin: str) -> PatchLeg:
@@ -190,6 +202,8 @@ class Trip:
         )
         if not means.store.has_entry(entry):
             folder = means.store.incoming / entry.name
+            needed = sum(part.size for part in step.parts)
+            require_space(means.store.incoming, needed, f"The patch to version {manifest.number}")
             self.bytes += fetch_parts(means.documents, step, folder, link=means.link)[1]
             means.store.append(entry, folder)
         return PatchLeg(step, manifest, entry)
@@ -235,10 +249,8 @@ class Trip:
             aliases = means.documents.state(manifest).inventory.aliases
             checkpoint, state = open_proven(leg.found, aliases, manifest.state)
             checkpoint.close()
-        base = means.store.own_base(manifest.number, manifest.state)
         with self._clock.phase("commit", COMMITTING, interruptible=False):
-            if leg.found != leg.place:
-                base = means.store.adopt_base(leg.found, manifest.number, manifest.state)
+            base = means.store.adopt_base(leg.found, manifest.number, manifest.state)
         with self._clock.phase("commit", COMMITTING), Checkpoint.open(leg.place, aliases=aliases) as checkpoint:
             means.holding.seed(manifest, self.head.serial, checkpoint, state, base)
         self.route.append(f"anchor {leg.step.version}")

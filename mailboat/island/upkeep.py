@@ -71,7 +71,7 @@ class Upkeep:
         self._say = say
         self._wake = threading.Event()
         self._rewritten: _Rewritten | None = None
-        self._image_is_damaged = False
+        self._image_is_damaged = False  # set after the finding, so that what mends it also takes the finding back
         self._mend = ""  # why the base is written anew however short the log is
         self._check_at = self._rewrite_at = time.monotonic()
         self._start_rate: float | None = options.start_rate
@@ -125,9 +125,11 @@ class Upkeep:
                 self._stop.check()
                 self._wake.clear()
                 if time.monotonic() >= self._rewrite_at and (why := self._due()):
-                    self._rewrite_at += self._attempt(self._rewrite, why, Pace(self._options.rate, self._stop))
+                    if not self._succeeds(self._rewrite, why, Pace(self._options.rate, self._stop)):
+                        self._rewrite_at = time.monotonic() + RETRY_SECONDS
                 elif time.monotonic() >= self._check_at and self._holding.held is not None:
-                    self._check_at += self._attempt(self._check)
+                    if not self._succeeds(self._check):
+                        self._check_at = time.monotonic() + RETRY_SECONDS
                 else:
                     self._wake.wait(self._idle())
         except Stopped:
@@ -139,15 +141,13 @@ class Upkeep:
         until = min(self._check_at, self._rewrite_at) if self._due() else self._check_at
         return max(0.05, until - time.monotonic())
 
-    def _attempt(self, work: Callable[..., None], *arguments: object) -> float:
-        """Seconds until the next try when the work failed, else 0."""
-        started = time.monotonic()
+    def _succeeds(self, work: Callable[..., None], *arguments: object) -> bool:
         try:
             work(*arguments)
         except (MailboatError, OSError) as error:
             self._note(f"Upkeep of the store failed and is repeated: {error}")
-            return time.monotonic() - started + RETRY_SECONDS
-        return 0.0
+            return False
+        return True
 
     def _note(self, finding: str) -> None:
         self._status.finding = finding
@@ -159,8 +159,8 @@ class Upkeep:
         started, first = time.monotonic(), self._start_rate
         pace = Pace(first or self._options.rate, self._stop)
         if damage := scrub.damage_of_image(self._holding, pace):
-            self._image_is_damaged = True
             self._note(f"{damage}; it is rebuilt from base and log.")
+            self._image_is_damaged = True
         else:
             damage = scrub.damage_of_base(self._store, self._holding, pace)
             damage = damage or scrub.damage_of_log(self._store, self._holding, pace)
@@ -203,8 +203,8 @@ class Upkeep:
             require_space(self._store.rewrite, needed, f"The next base (version {marker.version})")
             write_checkpoint(_Paced(snapshot, pace), folder, layout=layout, expect=snapshot.state)
         except DigestMismatch as error:
-            self._image_is_damaged = True
             self._note(f"The image is damaged ({error}); it is rebuilt from base and log.")
+            self._image_is_damaged = True
             return
         finally:
             self._holding.end_snapshot(snapshot)
