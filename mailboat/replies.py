@@ -215,6 +215,11 @@ def _endorsed(items: list[Any]) -> dict[str, Envelope | None]:
     return {key: None if said is None else Envelope.from_dict(said) for key, said in zip(keys, told, strict=True)}
 
 
+def _standing_keys(body: Any) -> dict[str, tuple[str, ...]] | None:
+    keys = _optional(body, "keys", Mapping)
+    return keys and {name: _public_keys(_get(keys, name, list)) for name in ("publishers", "revoked", "heads")}
+
+
 def _public_keys(items: Any) -> tuple[str, ...]:
     if not all(isinstance(item, str) and len(item) == 64 and set(item) <= set("0123456789abcdef") for item in items):
         raise bad_reply("a public key")
@@ -268,6 +273,7 @@ class Enrolment:
     channel: str
     heartbeat_seconds: float
     pending: bool = False  # an operator has to approve the island first
+    keys: Mapping[str, tuple[str, ...]] | None = None  # publishers, revoked, heads; None from an older control plane
 
     @classmethod
     def parse(cls, body: Any) -> Enrolment:
@@ -282,6 +288,7 @@ class Enrolment:
             channel=_get(body, "channel", str),
             heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
             pending=_optional(body, "pending", bool) is True,
+            keys=_standing_keys(body),
         )
 
 
@@ -331,6 +338,7 @@ class HeartbeatReply:
     channel: str | None = None
     credential: str | None = None
     drain: str | None = None
+    keys: Mapping[str, tuple[str, ...]] | None = None  # publishers, revoked, heads; None from an older control plane
 
     @classmethod
     def parse(cls, body: Any) -> HeartbeatReply:
@@ -345,4 +353,5 @@ class HeartbeatReply:
             channel=_optional(body, "channel", str) or None,
             credential=_optional(body, "credential", str) or None,
             drain=None if drain is None else _optional(drain, "reason", str) or "",
+            keys=_standing_keys(body),
         )

@@ -16,7 +16,8 @@ from mailboat.client import Api
 from mailboat.digest import State, measure
 from mailboat.errors import Conflict, DigestMismatch, ManifestError
 from mailboat.image import Image, Overlay
-from mailboat.manifest import BlobRef, Manifest
+from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest
+from mailboat.patch.format import KNOWN_CODECS
 from mailboat.replies import AnchorStep, PatchStep, Plan
 from mailboat.transfer import Link, download, download_bytes
 
@@ -32,6 +33,23 @@ class Keeper(Protocol):
 
 
 class Memory:
+class Gate(Protocol):
+    """Who may publish: `island.trust` for islands that know the publisher's key."""
+
+    @property
+    def enforced(self) -> bool:
+        """Whether signatures count at all."""
+
+    def knows(self, manifest: str, *, held: bool = False) -> bool:
+        """Whether a manifest (SHA-256) was found to be signed before."""
+
+    def accepts(self, envelope: Envelope, *, held: bool = False) -> bool:
+        """Whether a trusted publisher has signed."""
+
+    def require(self, envelope: Envelope, number: int, *, held: bool = False) -> None:
+        """Raises ManifestError when none has."""
+
+
     """A keeper that forgets when the process ends."""
 
     def __init__(self) -> None:
@@ -49,15 +67,41 @@ class Memory:
 class Documents:
     """The documents of one run, fetched once and checked each time."""
 
-    def __init__(self, api: Api, run: str, run_id: str, keeper: Keeper) -> None:
+    def __init__(self, api: Api, run: str, run_id: str, keeper: Keeper, gate: Gate | None = None) -> None:
         self.api = api
         self.run = run
         self.run_id = run_id
         self._keeper = keeper
         self._parsed: tuple[str, Inventory] | None = None
+        self._gate = gate
 
-    def manifest(self, sha256: str, *, number: int) -> Manifest:
-        """The manifest of version ``number`` of this run; one of another run or version is refused."""
+    def manifest(self, sha256: str, *, number: int, held: bool = False) -> Manifest:
+        """The manifest of version ``number`` of this run; one of another run or version is refused, and one that no
+        trusted publisher signed. For a version that is ``held`` a key counts that was revoked since.
+        """
+        gate = self._gate
+        if gate is not None and gate.enforced and not gate.knows(sha256, held=held):
+            gate.require(self._envelope(sha256, number), number, held=held)
+        return self._manifest(sha256, number)
+
+    def waypoint(self, sha256: str, *, number: int) -> tuple[Manifest, bool]:
+        """The manifest of a version that is only passed on the way, and whether it says what publishers say: if not,
+        what comes of the way has to be proven.
+        """
+        gate = self._gate
+        signed = gate is None or not gate.enforced or gate.knows(sha256)
+        if gate is not None and not signed:
+            signed = gate.accepts(self._envelope(sha256, number))
+        return self._manifest(sha256, number), signed
+
+    def _envelope(self, sha256: str, number: int) -> Envelope:
+        envelope = self.api.manifest(self.run, number)
+        envelope.open(MANIFEST_TYPE)
+        if envelope.payload_sha256 != sha256:
+            raise ManifestError(f"Version {number} has another manifest than the one that was named; it is refused.")
+        return envelope
+
+    def _manifest(self, sha256: str, number: int) -> Manifest:
         manifest = Manifest.from_bytes(self._get(sha256))
         if manifest.run != self.run_id:
             raise ManifestError(f"The manifest of version {number} belongs to another run; it is refused.")

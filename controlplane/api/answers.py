@@ -349,6 +349,11 @@ class IslandLine(Orders):
     skew = Skew()
     claimed = Claim()
     members = MemberLine(many=True)
+    trusted_keys = drf.ListField(
+        child=drf.CharField(), help_text="Publishers' public keys without which it goes nowhere."
+    )
+    alarm = drf.CharField(allow_null=True, help_text="What it refused as forged, replayed or expired.")
+    alarm_at = drf.DateTimeField(allow_null=True)
     last_patch_bytes = drf.IntegerField(allow_null=True)
     last_seconds = drf.DictField(allow_null=True)
     last_seen_at = drf.DateTimeField(allow_null=True)
@@ -384,6 +389,14 @@ class StandingDrain(drf.Serializer):
     reason = drf.CharField(allow_blank=True)
 
 
+class StandingKeys(drf.Serializer):
+    """Public keys, 64 hex digits each: those of the run's publishers, revoked ones, those that sign heads."""
+
+    publishers = drf.ListField(child=drf.CharField())
+    revoked = drf.ListField(child=drf.CharField())
+    heads = drf.ListField(child=drf.CharField())
+
+
 class Commands(drf.Serializer):
     """The answer to a heartbeat."""
 
@@ -393,6 +406,7 @@ class Commands(drf.Serializer):
     channel = drf.CharField(help_text="The one to follow: its own while the island is pinned.")
     drain = StandingDrain(allow_null=True)
     credential = drf.CharField(allow_null=True, help_text="A new one, to be tried beside the old one.")
+    keys = StandingKeys()
 
 
 class Challenge(drf.Serializer):
@@ -428,3 +442,4 @@ class Enrolment(drf.Serializer):
     channel = drf.CharField()
     heartbeat_seconds = drf.IntegerField()
     pending = drf.BooleanField(help_text="Whether an operator has to approve the island first.")
+    keys = StandingKeys()

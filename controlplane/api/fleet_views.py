@@ -13,6 +13,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane import head_keys
 from controlplane.accounts import limits
 from controlplane.accounts.principals import ISLAND, OPERATORS, PEOPLE, READERS
 from controlplane.api import answers, conditional, filters, paging, people_answers, repeating
@@ -23,11 +24,17 @@ from controlplane.api.repeating import repeatable
 from controlplane.api.views import ProjectView
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Island
-from controlplane.registry import clock
+from controlplane.registry import clock, keys
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Missing
+from controlplane.registry.models import Run
 
 OWN = frozenset({ISLAND})
+
+
+def _keys(run: Run) -> dict[str, list[str]]:
+    """What an island pins when it meets keys for the first time, and which keys count no more."""
+    return {**keys.standing(run), "heads": list(head_keys.public().values())}
 
 
 class EnrolmentTokens(ProjectView):
@@ -104,6 +111,7 @@ class Enrol(ProjectView):
                 "channel": island.channel.name,
                 "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
                 "pending": island.pending,
+                "keys": _keys(island.run),
             },
             status=201,
         )
@@ -138,6 +146,7 @@ class Heartbeat(IslandView):
             "commands": commands,
             "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
             "enabled": row.enabled,
+            "keys": _keys(row.run),
             **services.standing(row, holder.token),
         }
         return Response(answer)

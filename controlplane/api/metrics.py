@@ -101,12 +101,14 @@ def _fleet() -> Iterator[GaugeMetricFamily]:
     sync: Counter[tuple[str, str]] = Counter()
     versions: dict[tuple[str, str], int] = {}
     seconds: dict[tuple[str, str], int] = {}
+    alarms: Counter[tuple[str, str]] = Counter()
     for project in Project.objects.order_by("slug"):
         health.update({(project.slug, state): 0 for state in Health})
         sync.update({(project.slug, state): 0 for state in Sync})
         for row in outline.standings(project):
             run = (project.slug, row.island.run_name)
             health[project.slug, row.health] += 1
+            alarms[run] += bool(row.island.alarm)
             sync[project.slug, row.sync] += 1
             # An island that was switched off, or that is ahead after a rollback, is not late.
             if row.health != Health.DISABLED and row.sync in {Sync.CURRENT, Sync.BEHIND}:
@@ -115,6 +117,8 @@ def _fleet() -> Iterator[GaugeMetricFamily]:
     yield _family("mailboat_islands", "Islands by health.", ["project", "health"], _samples(health))
     yield _family("mailboat_islands_by_sync", "Islands by sync status.", ["project", "sync"], _samples(sync))
     labels = ["project", "run"]
+    refused = "Islands that refuse a head, manifest or blob as forged, replayed or expired."
+    yield _family("mailboat_islands_alarmed", refused, labels, _samples(alarms))
     yield _family("mailboat_skew_versions_max", "Versions that the last island is behind.", labels, _samples(versions))
     yield _family("mailboat_skew_seconds_max", "Seconds that the last island is behind.", labels, _samples(seconds))
 

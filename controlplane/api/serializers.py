@@ -137,6 +137,9 @@ class Heartbeat(Body):
     time = Real(allow_null=True, default=None, min_value=-1e12, max_value=1e12)
     active_requests = Whole(max_value=(1 << 31) - 1, allow_null=True, default=None)
     members = serializers.ListField(child=MemberHost(), max_length=256, default=list)
+    # Absent from islands that know nothing of keys: then what was said before stands.
+    alarm = Text(allow_blank=True, max_length=4000, required=False)
+    trusted_keys = serializers.ListField(child=Pattern(HEX64), max_length=64, required=False)
 
 
 class Report(Body):

@@ -44,6 +44,7 @@ class Outline(NamedTuple):
     phase: str
     reason: str
     last_error: str
+    alarm: str
     last_seen_at: datetime | None
     last_sync_at: datetime | None
     clock_skew_seconds: float | None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 from controlplane.fleet.actions import (
     approve,
@@ -81,9 +81,14 @@ def heartbeat(
     time: float | None = None,
     active_requests: int | None = None,
     members: Sequence[Mapping[str, Any]] = (),
+    alarm: str | None = None,
+    trusted_keys: Sequence[str] | None = None,
     agent_version: str = "",
 ) -> list[dict[str, Any]]:
-    """Records what an island says of itself, and returns the questions for it. `standing` has its orders."""
+    """Records what an island says of itself, and returns the questions for it. `standing` has its orders.
+
+    `alarm` is what it refused as forged, replayed or expired (empty: nothing any more); None leaves what was said.
+    """
     skew = None if time is None else round(time - clock.now().timestamp(), 3)
     Island.objects.filter(pk=island.pk).update(
         version_number=version,
@@ -95,6 +100,8 @@ def heartbeat(
         clock_skew_seconds=skew,
         active_requests=active_requests,
         members=[{**member, "reason": member["reason"][:1000]} for member in members],
+        **({} if alarm is None else {"alarm": alarm[:1000], "alarm_at": _alarmed_at(alarm)}),
+        **({} if trusted_keys is None else {"trusted_keys": list(trusted_keys)}),
         **({"agent_version": agent_version[:40]} if agent_version else {}),  # it may have been upgraded
     )
     return [
@@ -108,6 +115,11 @@ def heartbeat(
         }
         for challenge in Challenge.objects.filter(island=island, state=Challenge.State.OPEN).select_related("version")
     ]
+
+
+def _alarmed_at(alarm: str) -> Any:
+    """An alarm that goes on keeps the time at which it began."""
+    return Coalesce("alarm_at", Now()) if alarm else None
 
 
 def report_sync(

@@ -80,6 +80,14 @@ def command() -> None:
     metavar="CERTIFICATE KEY",
     help="PEM files; without them members speak plain HTTP.",
 )
+@click.option(
+    "--publisher-key",
+    "publisher_keys",
+    multiple=True,
+    metavar="HEX|FILE",
+    envvar="MAILBOAT_PUBLISHER_KEY",
+    help="Public key of a publisher: versions that none of these has signed are refused; may be repeated.",
+)
 @click.option("--once", is_flag=True, help="Exit after the first catch-up.")
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), help="Emulate a link of so many Mbit/s.")
 @click.option(
@@ -105,6 +113,7 @@ def run(
     members_listen: str | None,
     members_secret: Path | None,
     members_tls: tuple[str, str] | None,
+    publisher_keys: tuple[str, ...],
     once: bool,
     link_mbit: float | None,
     ca_file: str | None,
@@ -119,6 +128,7 @@ def run(
     from mailboat.island.sidecar.types import CommitMode, Limits
     from mailboat.island.stop import Stop
     from mailboat.island.sync import IslandOptions, run_island
+    from mailboat.signing import read_public
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -137,7 +147,8 @@ def run(
     serving = EngineOptions(engine, engine_urls, listen, CommitMode(commit_mode), limits)
     options = IslandOptions(
         server=server, project=project, store=store, token=token, image=image, base=base, export=export, once=once,
-        link_mbit=link_mbit, ca_file=ca_file, serving=serving, members=lead,
+        publisher_keys=tuple(map(read_public, publisher_keys)), link_mbit=link_mbit, ca_file=ca_file, serving=serving,
+        members=lead,
     )  # fmt: skip
     run_island(options, stop=stop, say=say)
 

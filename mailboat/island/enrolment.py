@@ -63,7 +63,8 @@ def _kept(store: Store, api: Api, token: str | None, say: Say) -> Enrolment | No
 def _keep(store: Store, api: Api, enrolment: Enrolment) -> None:
     before = store.note(CREDENTIAL) or {}
     trial = {NEXT: before[NEXT]} if before.get(CREDENTIAL) == enrolment.credential and NEXT in before else {}
-    store.set_note(CREDENTIAL, {"server": api.server, "project": api.project, **asdict(enrolment), **trial})
+    kept = {name: value for name, value in asdict(enrolment).items() if name != "keys"}  # see trust.Trust
+    store.set_note(CREDENTIAL, {"server": api.server, "project": api.project, **kept, **trial})
 
 
 def _approved(store: Store, api: Api, enrolment: Enrolment, *, stop: Stop, say: Say) -> Enrolment:

@@ -1,8 +1,8 @@
 """Heads: which version the channel names, and why an island may refuse to believe it.
 
-A head of another run, an expired one, or one that lies before what was seen already is refused; the island goes on
-serving what it holds. It must never forget the highest (generation, serial), or a replayed head would be taken for
-news.
+A head of another run, one that the control plane has not signed, an expired one, or one that lies before what was seen
+already is refused; the island goes on serving what it holds. It must never forget the highest (generation, serial), or a
+replayed head would be taken for news.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from mailboat.errors import ManifestError
 from mailboat.island.store import Store
+from mailboat.island.trust import Trust
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 
 NOTE = "serial"
@@ -31,8 +32,16 @@ class Heads:
     """
 
     def __init__(
-        self, store: Store, run_id: str, channel: str, *, home: bool = True, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        run_id: str,
+        channel: str,
+        *,
+        trust: Trust | None = None,
+        home: bool = True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._trust = trust
         self._store = store
         self._run_id = run_id
         self._channel = channel
@@ -47,6 +56,8 @@ class Heads:
         head = Head.from_bytes(envelope.open(HEAD_TYPE))
         if head.run != self._run_id or head.channel != self._channel:
             raise HeadRefused("The head belongs to another run or channel; it is refused.")
+        if self._trust is not None and (problem := self._trust.head_problem(envelope)):
+            raise HeadRefused(problem)
         now = self._clock()
         if now > head.expires + CLOCK_TOLERANCE:
             late = int(now - head.expires)

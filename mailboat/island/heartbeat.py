@@ -17,6 +17,7 @@ from mailboat.island.holding import Holding, Say
 from mailboat.island.keys import Credentials
 from mailboat.island.members.roster import Members
 from mailboat.island.stop import Stop
+from mailboat.island.trust import Trust
 from mailboat.replies import HeartbeatReply
 
 IDLE, FETCHING, PREPARING, COMMITTING, ERROR = "idle", "fetching", "preparing", "committing", "error"
@@ -32,6 +33,7 @@ class Status:
     phase: str = IDLE
     reason: str = ""
     finding: str = ""
+    alarm: str = ""  # what was refused as forged, replayed or expired, until something sound was accepted
 
 
 class Serving(Protocol):
@@ -65,6 +67,7 @@ class Heartbeat:
         *,
         serving: Serving,
         credentials: Credentials,
+        trust: Trust,
         channel: str,
         seconds: float,
         stop: Stop,
@@ -76,6 +79,8 @@ class Heartbeat:
         self._home = channel
         self._serving = serving
         self._credentials = credentials
+        self._trust = trust
+        self._speaks_of_keys = False  # a control plane of the release before knows no such words
         self.refused = ""
         self._api = api
         self._island = island
@@ -139,8 +144,13 @@ class Heartbeat:
         }
         if rows := self._serving.members.rows():
             body["members"] = rows
+        if self._speaks_of_keys:
+            body |= {"alarm": self._status.alarm, "trusted_keys": self._trust.publishers}
         reply = self._api.heartbeat(self._island, body)
         self._credentials.accepted()
+        if reply.keys is not None:
+            self._trust.heard(**reply.keys)
+            self._speaks_of_keys = True
         self._seconds = max(0.05, reply.heartbeat_seconds)
         if reply.enabled != self.enabled:
             self.enabled = reply.enabled

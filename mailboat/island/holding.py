@@ -34,11 +34,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One patch of a route: a log entry, and the version that it leads to."""
+    """One patch of a route: a log entry, and the version that it leads to. ``signed``: the manifest says what the
+    publisher says.
+    """
 
     manifest: Manifest
     target: State
     entry: LogEntry
+    signed: bool = True
 
 
 class Prepared:
@@ -162,7 +165,7 @@ class Holding:
         """Makes the image again from base and log."""
         started = time.monotonic()
         try:
-            manifest = self._documents.manifest(marker.manifest, number=marker.version)
+            manifest = self._documents.manifest(marker.manifest, number=marker.version, held=True)
             aliases = self._documents.state(manifest).inventory.aliases
             checkpoint, state = open_proven(self._store.base_path(marker.base), aliases, marker.base.state)
             with checkpoint:
@@ -186,7 +189,8 @@ class Holding:
     def _replay(self, image: Image, entry: LogEntry) -> None:
         if not self._store.has_entry(entry):
             raise StoreError(f"The log entry {entry.name} is missing or damaged.")
-        target = self._documents.state(self._documents.manifest(entry.manifest, number=entry.version))
+        # These very parts led to what was proven when they were applied, from a base that was proven again just now.
+        target = self._documents.state(self._documents.waypoint(entry.manifest, number=entry.version)[0])
         overlay = image.prepare(self._store.part_paths(entry), target, scratch=self._store.incoming)
         try:
             image.commit(overlay)
@@ -226,7 +230,7 @@ class Holding:
             for step in steps:
                 parts = self._store.part_paths(step.entry)
                 layers.append(image.prepare(parts, step.target, over=layers, scratch=scratch))
-                own = own and published(step.manifest, at, step.entry.parts)
+                own = own and step.signed and published(step.manifest, at, step.entry.parts)
                 at = step.manifest.state
                 if sum(layer.nbytes for layer in layers[1:]) > IN_MEMORY:
                     layers = [_stacked(layers, scratch)]

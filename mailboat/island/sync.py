@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.client import Api, pause_before
-from mailboat.errors import ApiError, Conflict, DiskFull, MailboatError, Unauthorised, Unreachable
+from mailboat.errors import (
+    ApiError,
+    Conflict,
+    DigestMismatch,
+    DiskFull,
+    MailboatError,
+    ManifestError,
+    NotFound,
+    StoreError,
+    Unauthorised,
+    Unreachable,
+)
 from mailboat.island.engines.engine import EngineError
 from mailboat.island.enrolment import credential
 from mailboat.island.export import Export
@@ -30,10 +41,12 @@ from mailboat.island.sidecar.types import SyncView
 from mailboat.island.stop import Stop, Stopped
 from mailboat.island.store import Store
 from mailboat.island.trip import Means, Trip
+from mailboat.island.trust import Trust, Untrusted
 from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.manifest import Envelope, Head
 from mailboat.replies import Enrolment
 from mailboat.route import Documents
+from mailboat.signing import PUBLISHER
 from mailboat.sizes import size
 
 POLL_SECONDS = 30.0
@@ -44,7 +57,9 @@ FETCH_AGAIN, REBUILD, AFRESH, CYCLE = 1, 2, 3, 8  # failures (modulo CYCLE) afte
 
 @dataclass(frozen=True)
 class IslandOptions:
-    """How an island is run. ``image``, ``base`` and ``export`` are folders; ``link_mbit`` emulates a slower link."""
+    """How an island is run. ``image``, ``base`` and ``export`` are folders; ``link_mbit`` emulates a slower link;
+    ``publisher_keys`` (hex) are the only ones whose versions it takes.
+    """
 
     server: str
     project: str
@@ -57,6 +72,7 @@ class IslandOptions:
     link_mbit: float | None = None
     ca_file: str | None = None
     poll_seconds: float = POLL_SECONDS
+    publisher_keys: tuple[str, ...] = ()
     upkeep: UpkeepOptions = UpkeepOptions()  # noqa: RUF009 - frozen
     serving: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
     members: LeadOptions = LeadOptions()  # noqa: RUF009 - frozen
@@ -122,14 +138,17 @@ class Island:
         self._stop = stop
         self._say = say
         self._status = Status(phase=PREPARING)
-        documents = Documents(api, enrolled.run, enrolled.run_id, store)
+        self._trust = Trust(store, enrolled.run_id, options.publisher_keys, ask=self._ask, say=say)
+        if enrolled.keys is not None:
+            self._trust.heard(**enrolled.keys)
+        documents = self._documents = Documents(api, enrolled.run, enrolled.run_id, store, self._trust)
         link = EmulatedLink(options.link_mbit, sleep=stop.sleep) if options.link_mbit else None
         self._sidecar = sidecar
         sidecar.view = self._view
         self._holding = Holding(store, sidecar.engine, documents, options.image, say, members=sidecar.members)
         self._means = Means(api, documents, store, self._holding, self._status, stop, link, options.base, say)
         self._channel = enrolled.channel
-        self._heads = Heads(store, enrolled.run_id, enrolled.channel)
+        self._heads = Heads(store, enrolled.run_id, enrolled.channel, trust=self._trust)
         self._outbox = Outbox(store, api, enrolled.island)
         self._export = Export(options.export) if options.export else None
         self._upkeep = Upkeep(store, self._holding, self._status, options.upkeep, stop=stop, say=say)
@@ -140,6 +159,7 @@ class Island:
             self._status,
             serving=sidecar,
             credentials=credentials,
+            trust=self._trust,
             channel=enrolled.channel,
             seconds=enrolled.heartbeat_seconds,
             stop=stop,
@@ -161,7 +181,10 @@ class Island:
         self._heartbeat.start()
         try:
             with self._stop.interruptible():
+                self._judge_store()
                 self._holding.recover()
+                if self._trust.changed:
+                    self._holding.doubt()
             self._status.phase = IDLE
         except MailboatError as error:
             self._fail(error)
@@ -183,6 +206,28 @@ class Island:
         self._upkeep.join(1.0)
         self._heartbeat.join(1.0)
         self._holding.close()
+
+    # -- keys
+
+    def _ask(self, purpose: str, public_key: str) -> Envelope | None:
+        """The document that vouches for a key, as the control plane has it."""
+        told = self._api.trust(self._enrolled.run)
+        return (told.publishers if purpose == PUBLISHER else told.heads).get(public_key)
+
+    def _judge_store(self) -> None:
+        """Where whoever starts the island names the publishers, gives up what none of them has signed: it was accepted
+        by other keys, or none.
+        """
+        for read in (self._store.intent, self._store.marker) if self._trust.given else ():
+            try:
+                marker = read()
+                if marker is not None and marker.run == self._enrolled.run_id:
+                    self._documents.manifest(marker.manifest, number=marker.version, held=True)
+            except StoreError:
+                continue  # damaged: `recover` says so
+            except (ManifestError, NotFound) as error:
+                self._say(f"what is held is given up: {error}")
+                self._store.forget()
 
     # -- following the channel
 
@@ -226,7 +271,7 @@ class Island:
             return
         self._channel = self._heartbeat.channel
         home = self._channel == self._enrolled.channel
-        self._heads = Heads(self._store, self._enrolled.run_id, self._channel, home=home)
+        self._heads = Heads(self._store, self._enrolled.run_id, self._channel, trust=self._trust, home=home)
         self._head = None
 
     def _patience(self) -> float:
@@ -258,7 +303,7 @@ class Island:
             self._heartbeat.wake()
         self._failures = self._troubles = 0
         self._told = self._trip = None
-        self._status.phase, self._status.reason = IDLE, ""
+        self._status.phase, self._status.reason, self._status.alarm = IDLE, "", ""
 
     def _go(self, look_again: Callable[[], None] | None) -> None:
         assert self._head is not None  # noqa: S101 - _follow reads it first
@@ -329,11 +374,14 @@ class Island:
         up.
         """
         sentence = str(error)
-        passing = isinstance(error, (Unreachable, DiskFull, HeadRefused, ApiError, EngineError, CommitDeferred))
+        waits = (Unreachable, DiskFull, HeadRefused, Untrusted, ApiError, EngineError, CommitDeferred)
+        passing = isinstance(error, waits)
         # A passing trouble is waited out and keeps what was downloaded; anything else calls for the next remedy.
         self._failures += 0 if passing else 1
         self._troubles += 1
         self._status.phase, self._status.reason = ERROR, sentence
+        if isinstance(error, (ManifestError, DigestMismatch)):
+            self._status.alarm = sentence
         self._heartbeat.wake()
         trip = self._trip
         news = (None if trip is None else trip.head.version, sentence)

@@ -57,13 +57,14 @@ class AnchorLeg:
 
 @dataclass(frozen=True)
 class PatchLeg:
-    """A fetched patch, durable in the log."""
+    """A fetched patch, durable in the log; ``signed``: its manifest says what the publisher says."""
 
     step: PatchStep
     manifest: Manifest
     entry: LogEntry
 
 
+    signed: bool
 class Trip:
     """A move to ``head``. ``afresh`` asks for the anchor's route. ``look_again`` is called once before the first
     commit.
@@ -163,15 +164,19 @@ class Trip:
         legs: list[AnchorLeg | PatchLeg] = []
         for step in plan.steps:
             number = step.version if isinstance(step, AnchorStep) else step.to
-            manifest = self._means.documents.manifest(step.manifest, number=number)
-            if isinstance(step, AnchorStep):
+            if isinstance(step, AnchorStep):  # it is served before the way goes on, so its publisher counts
+                manifest = self._means.documents.manifest(step.manifest, number=number)
                 legs.append(self._fetch_anchor(step, manifest))
-            elif at is None:
+                at = manifest.state
+                continue
+            manifest, signed = self._means.documents.waypoint(step.manifest, number=number)
+            if number == plan.to and manifest.state != self.head.state:
+                raise ManifestError(f"The plan to version {plan.to} leads to another state; it is refused.")
+            if at is None:
                 raise ManifestError(
                     f"The plan to version {plan.to} starts with a patch, but nothing is held; it is refused."
                 )
-            else:
-                legs.append(self._fetch_patch(step, manifest, at))
+            legs.append(self._fetch_patch(step, manifest, at, signed=signed))
             at = manifest.state
         return legs
 
@@ -187,7 +192,7 @@ class Trip:
         self.bytes += gathering.fetch(step)
         return AnchorLeg(step, manifest, incoming, place)
 
-    def _fetch_patch(self, step: PatchStep, manifest: Manifest, origin: str) -> PatchLeg:
+    def _fetch_patch(self, step: PatchStep, manifest: Manifest, origin: str, *, signed: bool) -> PatchLeg:
         means = self._means
         entry = LogEntry(
             name=means.store.entry_name(manifest.number, step.parts),
@@ -206,7 +211,7 @@ class Trip:
             require_space(means.store.incoming, needed, f"The patch to version {manifest.number}")
             self.bytes += fetch_parts(means.documents, step, folder, link=means.link)[1]
             means.store.append(entry, folder)
-        return PatchLeg(step, manifest, entry)
+        return PatchLeg(step, manifest, entry, signed)
 
     def _local_base(self) -> tuple[Checkpoint, State] | None:
         """The checkpoint given with --base and its measured state, when nothing is held; an unusable one is said and
@@ -258,7 +263,7 @@ class Trip:
     def _patch(self, legs: list[PatchLeg]) -> None:
         means = self._means
         with self._clock.phase("prepare", PREPARING):
-            steps = [Step(leg.manifest, means.documents.state(leg.manifest), leg.entry) for leg in legs]
+            steps = [Step(leg.manifest, means.documents.state(leg.manifest), leg.entry, leg.signed) for leg in legs]
             prepared = means.holding.prepare(steps, self.head.serial)
         try:
             if self._look_again is not None:

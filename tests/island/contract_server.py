@@ -20,7 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from mailboat.identity import public_half
 from mailboat.manifest import HEAD_TYPE, MANIFEST_TYPE, Envelope, Head, Manifest
+from mailboat.signing import sign
 
 PROJECT, RUN, CHANNEL = "harbour", "voyage", "latest"
 PREFIX = f"/api/v1/projects/{PROJECT}/"
@@ -88,6 +90,10 @@ class ContractServer:
         self.commands: list[dict[str, Any]] = []
         self.tokens = {"once"}
         self.enabled = True
+        self.head_keys: list[str] = []  # private; with none, nothing is said about keys
+        self.publishers: dict[str, Envelope | None] = {}
+        self.head_documents: dict[str, Envelope] = {}
+        self.revoked: list[str] = []
         self.released = False  # lets long polls end at once
         self.runs: set[str] = {RUN}
         self.elsewhere: dict[int, str] = {}  # version -> where its anchor lies beside, or instead of, the blobs
@@ -167,6 +173,8 @@ class ContractServer:
             f"POST {run}versions": self._commit,
             f"GET {run}versions": self._versions,
             f"GET {run}versions/(\\d+)": self._version,
+            f"GET {run}versions/(\\d+)/manifest": self._manifest,
+            f"GET {run}trust": self._trust,
             f"GET {run}channels/{CHANNEL}/head": self._head,
             f"GET {run}plan": self._plan,
             "GET mirror/(.+)": self._mirrored,
@@ -250,15 +258,20 @@ class ContractServer:
         if missing or manifest.inventory.sha256 not in self.blobs or manifest.digests.sha256 not in self.blobs:
             raise Problem(422, "missing_parts")
         state, reason = self.verdict(manifest)
-        self.add(manifest, request["anchor"], state, reason)
+        self.add(manifest, request["anchor"], state, reason, envelope)
         return _json(self.described(manifest.number), 202)
 
     def add(
-        self, manifest: Manifest, anchor: list[dict[str, Any]] | None, state: str = "ready", reason: str = ""
+        self,
+        manifest: Manifest,
+        anchor: list[dict[str, Any]] | None,
+        state: str = "ready",
+        reason: str = "",
+        envelope: Envelope | None = None,
     ) -> None:
         """Takes a version in and moves the channel when it is ready."""
         self.put(manifest.to_bytes())
-        envelope = Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes())
+        envelope = envelope or Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes())
         self.versions[manifest.number] = Version(manifest, envelope, anchor, state, reason)
         if state == "ready":
             self.point(manifest.number)
@@ -304,7 +317,30 @@ class ContractServer:
         etag = f'"{hashlib.sha256(head.to_bytes()).hexdigest()}"'
         if headers.get("If-None-Match") == etag:
             return Reply(304, headers={"ETag": etag})
-        return Reply(200, Envelope.wrap(HEAD_TYPE, head.to_bytes()).to_json(), {"ETag": etag})
+        return Reply(200, self.signed_head(head).to_json(), {"ETag": etag})
+
+    def signed_head(self, head: Head) -> Envelope:
+        """The head as it is sent; tests put another function in its place."""
+        envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes())
+        for private in self.head_keys:
+            envelope = sign(envelope, private)
+        return envelope
+
+    def _manifest(self, number: str, **_: Any) -> Reply:
+        return Reply(200, self.versions[int(number)].envelope.to_json())
+
+    def _trust(self, **_: Any) -> Reply:
+        def listed(keys: dict[str, Envelope | None]) -> list[dict[str, Any]]:
+            return [{"public_key": key, "endorsement": said and said.to_dict()} for key, said in keys.items()]
+
+        heads = {public_half(private): self.head_documents.get(public_half(private)) for private in self.head_keys}
+        return _json({"publishers": listed(self.publishers), "revoked": self.revoked, "heads": listed(heads)})
+
+    def _keys(self) -> dict[str, Any]:
+        if not self.head_keys:
+            return {}
+        heads = [public_half(private) for private in self.head_keys]
+        return {"keys": {"publishers": list(self.publishers), "revoked": self.revoked, "heads": heads}}
 
     def _plan(self, *, query: dict[str, str], **_: Any) -> Reply:
         to = int(query["to"])
@@ -369,14 +405,14 @@ class ContractServer:
         island = {"id": str(uuid.uuid4()), "name": "skerry"}
         return _json(
             {"island": island, "credential": "secret", "run": RUN, "run_id": self.run_id, "channel": CHANNEL,
-             "heartbeat_seconds": 0.2}, 201,
+             "heartbeat_seconds": 0.2, **self._keys()}, 201,
         )  # fmt: skip
 
     def _beat(self, _island: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:
             self.beats.append(json.loads(body))
             self.changed.notify_all()
-        return _json({"commands": self.commands, "heartbeat_seconds": 0.2, "enabled": self.enabled})
+        return _json({"commands": self.commands, "heartbeat_seconds": 0.2, "enabled": self.enabled, **self._keys()})
 
     def _report(self, _island: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:

@@ -31,14 +31,18 @@ CONFIG = b'{"model_type": "test"}'
 class Trainer:
     """Random BF16 weights that change a little with every step, published with the real Publisher."""
 
-    def __init__(self, server: ContractServer, folder: Path, *, seed: int = 1, rows: int = 40) -> None:
+    def __init__(
+        self, server: ContractServer, folder: Path, *, seed: int = 1, rows: int = 40, signing_key: Path | None = None
+    ) -> None:
         self.random = np.random.default_rng(seed)
         self.weights = {
             "embed.weight": self.random.integers(0, 1 << 16, (rows, 33), np.uint16),
             "layer.weight": self.random.integers(0, 1 << 16, (17, rows), np.uint16),
             "norm.weight": self.random.integers(0, 1 << 16, (rows,), np.uint16),
         }
-        self.publisher = Publisher(server.address, PROJECT, RUN, "publisher", state_dir=folder / "publisher")
+        self.publisher = Publisher(
+            server.address, PROJECT, RUN, "publisher", state_dir=folder / "publisher", signing_key=signing_key
+        )
         self.folder = folder
         self.published: list[PublishedVersion] = []
 

@@ -71,7 +71,8 @@ def attention(project: Project, rows: Sequence[Standing], *, all_of_it: bool = F
 
 def _is_well(row: Standing) -> bool:
     """What most islands are; a quick answer for them."""
-    return row.health == Health.HEALTHY and row.sync != Sync.BEHIND and not (row.failed_verify or row.island.last_error)
+    said = row.failed_verify or row.island.alarm or row.island.last_error
+    return row.health == Health.HEALTHY and row.sync != Sync.BEHIND and not said
 
 
 def _about_island(project: Project, row: Standing) -> Iterator[Finding]:
@@ -86,6 +87,8 @@ def _about_island(project: Project, row: Standing) -> Iterator[Finding]:
     if row.failed_verify:
         words = "The last verification failed: what the island holds is not what the record says."
         yield finding("verify", Badge("Verification failed", "lost", "bad", words))
+    if row.island.alarm:
+        yield finding("alarm", Badge("Refused", "lost", "bad", row.island.alarm))
     if row.island.pending:
         words = "A machine enrolled itself; compare its key's fingerprint and let it in, or turn it away."
         yield finding("pending", Badge("Waits for approval", "ask", "warn", words))
