@@ -32,7 +32,6 @@ class Keeper(Protocol):
         """Keeps a document."""
 
 
-class Memory:
 class Gate(Protocol):
     """Who may publish: `island.trust` for islands that know the publisher's key."""
 
@@ -50,6 +49,7 @@ class Gate(Protocol):
         """Raises ManifestError when none has."""
 
 
+class Memory:
     """A keeper that forgets when the process ends."""
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Documents:
         self.run = run
         self.run_id = run_id
         self._keeper = keeper
-        self._parsed: tuple[str, Inventory] | None = None
         self._gate = gate
+        self._parsed: tuple[str, Inventory] | None = None
 
     def manifest(self, sha256: str, *, number: int, held: bool = False) -> Manifest:
         """The manifest of version ``number`` of this run; one of another run or version is refused, and one that no

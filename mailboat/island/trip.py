@@ -62,9 +62,9 @@ class PatchLeg:
     step: PatchStep
     manifest: Manifest
     entry: LogEntry
-
-
     signed: bool
+
+
 class Trip:
     """A move to ``head``. ``afresh`` asks for the anchor's route. ``look_again`` is called once before the first
     commit.
