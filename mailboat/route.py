@@ -6,6 +6,7 @@ It must never hand out a state, a part or a checkpoint that was not compared wit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -140,13 +141,14 @@ def plan_route(api: Api, run: str, *, held: str | None, to: int, references: boo
     """The route from the state digest ``held`` (None: nothing) to version ``to``; an unknown base means the anchor's
     route. ``references``: whether it may begin at an anchor that lies elsewhere.
     """
+    means: dict[str, int | str] = {"cores": os.cpu_count() or 1, "codecs": ",".join(KNOWN_CODECS)}
     if held is not None:
         try:
-            return _walkable(api.plan(run, from_digest=held, to=to, references=references), to)
+            return _walkable(api.plan(run, from_digest=held, to=to, references=references, **means), to)
         except Conflict as error:
             if error.code not in {"unknown_base", "no_route"}:
                 raise
-    return _walkable(api.plan(run, from_digest=None, to=to, references=references), to)
+    return _walkable(api.plan(run, from_digest=None, to=to, references=references, **means), to)
 
 
 def _walkable(plan: Plan, to: int) -> Plan:

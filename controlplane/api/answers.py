@@ -212,11 +212,11 @@ class PlanStep(drf.Serializer):
     """One step of a route: an anchor (`version`, `files`, perhaps `uri`) or a patch (`via`, `from`, `to`, `parts`)."""
 
     kind = drf.ChoiceField(["anchor", "patch"])
-    manifest = drf.CharField()
     via = drf.ChoiceField(["step", "merged", "reverse"], required=False)
     bytes = drf.IntegerField()
     seconds = drf.FloatField()
     uri = drf.CharField(required=False)
+    manifest = drf.CharField()
     version = drf.IntegerField(required=False)
     files = File(many=True, required=False)
     to = drf.IntegerField(required=False)
@@ -245,10 +245,10 @@ class Plan(drf.Serializer):
 
     to = drf.IntegerField()
     bytes = drf.IntegerField()
-    steps = PlanStep(many=True)
     seconds = drf.FloatField()
     building = Building(required=False)
     wait_seconds = drf.FloatField(required=False, allow_null=True)
+    steps = PlanStep(many=True)
 
     def get_fields(self) -> dict[str, drf.Field]:
         """`from` is a word of Python's."""

@@ -178,6 +178,11 @@ class NewJob(Body):
     run = Slug(max_length=80, required=False)
     version = Whole(required=False)
     island = Identifier(required=False)
+    to = Whole(required=False)
+
+    def get_fields(self) -> dict[str, serializers.Field]:
+        """`from` is a word of Python's."""
+        return {**super().get_fields(), "from": Whole(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Each kind names its object, and nothing else."""

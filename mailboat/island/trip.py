@@ -29,6 +29,8 @@ from mailboat.manifest import Head, Manifest
 from mailboat.replies import AnchorStep, PatchStep, Plan
 from mailboat.route import Documents, fetch_parts, open_proven, plan_route
 
+LONGEST_WAIT = 900.0  # seconds for a patch that is being built
+
 
 @dataclass(frozen=True)
 class Means:
@@ -129,6 +131,9 @@ class Trip:
             with self._clock.phase("fetch", FETCHING):
                 digest = local[1].digest if local else None
                 plan = self._plan(digest, references=not self._afresh)
+            if plan.wait_seconds:
+                plan = self._wait_for_shorter(digest, plan.wait_seconds)
+            with self._clock.phase("fetch", FETCHING):
                 try:
                     legs = self._fetch_all(plan, digest)
                 except ReferenceFailed as error:
@@ -157,6 +162,14 @@ class Trip:
                 return plan
         at = held.state if held else local
         return plan_route(means.api, run, held=at, to=head.version, references=references)
+
+    def _wait_for_shorter(self, local: str | None, seconds: float) -> Plan:
+        """The plan after the time that a shorter route needs to be built; whichever it is, it is walked then."""
+        self._means.say(f"waits {seconds:.0f} s for a shorter route")
+        with self._clock.phase("wait", FETCHING):
+            self._means.stop.sleep(min(seconds, LONGEST_WAIT))
+        with self._clock.phase("fetch", FETCHING):
+            return self._plan(local, references=not self._afresh)
 
     def _fetch_all(self, plan: Plan, local: str | None) -> list[AnchorLeg | PatchLeg]:
         held = self._means.holding.held
@@ -312,7 +325,7 @@ class _Phases:
             else:
                 yield
         finally:
-            self.spent[name] += time.monotonic() - started
+            self.spent[name] = self.spent.get(name, 0.0) + time.monotonic() - started
 
 
 @contextmanager
