@@ -41,6 +41,7 @@ Check = Callable[[int], None]  # is told the bytes given back so far, and may ra
 UNCOMMITTED = timedelta(days=1)  # how long a blob that no version names may wait for its commit
 KEPT_HERE = (Anchor.Kind.UPLOAD, Anchor.Kind.BUILT)  # anchors whose files are blobs: others may vanish without us
 ABANDONED = timedelta(days=7)  # how long an upload may take
+AT_ONCE = 100  # blobs whose bytes go in one transaction
 BATCH = 500  # versions that one transaction retires
 LEAST_BRIDGE = 8  # versions kept only as a way to the oldest wanted one, before an anchor there is worth its bytes
 
@@ -126,14 +127,19 @@ def clear(run: Run, check: Check) -> int:
     """
     cleared = 0
     store = blobs.store()
-    for tombstone in Tombstone.objects.filter(run=run, cleared_at=None).order_by("pk"):
+    while stones := dict(Tombstone.objects.filter(run=run, cleared_at=None).values_list("sha256", "pk")[:AT_ONCE]):
         with transaction.atomic():
-            hold_name(run.pk, tombstone.sha256)
-            named = Q(run=run, sha256=tombstone.sha256)
-            if not Blob.objects.filter(named).exists() and not Upload.objects.filter(named).exists():
-                store.remove(run.pk, tombstone.sha256)
+            hold_names(run.pk, stones)
+            named = {"run": run, "sha256__in": stones}
+            back = {
+                sha256
+                for model in (Blob, Upload)
+                for sha256 in model.objects.filter(**named).values_list("sha256", flat=True)
+            }
+            for sha256 in stones.keys() - back:
+                store.remove(run.pk, sha256)
                 cleared += 1
-            Tombstone.objects.filter(pk=tombstone.pk).update(cleared_at=Now())
+            Tombstone.objects.filter(run=run, sha256__in=stones, cleared_at=None).update(cleared_at=Now())
         check(0)
     return cleared
 
@@ -145,10 +151,11 @@ def _drop_uploads(run: Run) -> None:
         upload.delete()
 
 
-def hold_name(run: uuid.UUID, sha256: str) -> None:
-    """Makes removing a blob's bytes and writing down its row wait for each other, until the transaction ends."""
+def hold_names(run: uuid.UUID, names: Iterable[str]) -> None:
+    """Makes removing blobs' bytes and writing down their rows wait for each other, until the transaction ends."""
+    keys = [f"blob {run} {sha256}" for sha256 in sorted(names)]
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"blob {run} {sha256}"])
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest(%s::text[]) AS key", [keys])
 
 
 # What stays

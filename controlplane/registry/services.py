@@ -36,7 +36,7 @@ from controlplane.registry.models import (
     Upload,
     Version,
 )
-from controlplane.registry.retention import hold_name
+from controlplane.registry.retention import hold_names
 from controlplane.registry.submission import Submission
 from mailboat.checkpoint.outline import Outline
 from mailboat.manifest import Manifest
@@ -193,7 +193,7 @@ def _lacking(parts: Sequence[int]) -> Refusal:
 
 def _uploaded(upload: Upload) -> Blob:
     with transaction.atomic():
-        hold_name(upload.run_id, upload.sha256)
+        hold_names(upload.run_id, [upload.sha256])
         blob, _ = Blob.objects.get_or_create(run_id=upload.run_id, sha256=upload.sha256, defaults={"size": upload.size})
         Upload.objects.filter(pk=upload.pk).delete()
     return blob
@@ -205,7 +205,7 @@ def add_blob(run: Run, content: bytes | Path) -> Blob:
     while True:
         sha256, size = store.write_file(run.pk, content) if isinstance(content, Path) else store.write(run.pk, content)
         with transaction.atomic():
-            hold_name(run.pk, sha256)
+            hold_names(run.pk, [sha256])
             row = Blob.objects.get_or_create(run=run, sha256=sha256, defaults={"size": size})[0]
         if store.size(run.pk, sha256) == size:  # a collection may have removed the bytes before the row was there
             return row

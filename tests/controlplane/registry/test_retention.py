@@ -143,18 +143,16 @@ def test_what_nobody_commits_goes_after_a_day(run: Run) -> None:
     assert states(run) == "RR"
 
 
-def test_killed_between_rows_and_bytes_the_next_round_ends_it(run: Run) -> None:
+def test_killed_between_rows_and_bytes_the_next_round_ends_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     anchored_series(run, 4, 3)
     limit(run, keep_versions=1)
 
-    class Killed(Exception):
-        pass
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-    def kill(_: int) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        retention.collect(run, job=None, actor="test", check=kill)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(blobs.store()), "remove", kill)
+        collect(run)
     left = Tombstone.objects.filter(run=run, cleared_at=None)
     assert left.exists()
     names = list(left.values_list("sha256", flat=True))
