@@ -16,7 +16,7 @@ from controlplane.accounts.principals import FOLLOWERS, ISLAND
 from controlplane.api import answers, paging
 from controlplane.api.views import ProjectView
 from controlplane.fleet.models import Island
-from controlplane.registry import merging, routes
+from controlplane.registry import leases, merging, routes
 from controlplane.registry.cost import Means
 
 CORES, CODECS, NAME = 1 << 16, 50, 40
@@ -58,7 +58,10 @@ class Plan(ProjectView):
         scope = routes.ELSEWHERE if paging.number(request, "references", 0, high=1) else routes.SERVED
         ground, route = routes.search(found, held, to, means=means, scope=scope)
         building = merging.offer(found, ground, route, means, ask=island is not None, actor=self.caller.actor)
-        answer: dict[str, Any] = routes.described(found, ground, route).as_json()
+        plan = routes.described(found, ground, route)
+        if island is not None:
+            leases.take_for_route(found, plan.steps, island.name)
+        answer: dict[str, Any] = plan.as_json()
         if building is not None:
             answer["building"] = building.as_json()
             answer["wait_seconds"] = round(building.wait, 3) if building.job else None

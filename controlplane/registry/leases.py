@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.db.models import QuerySet
 from django.db.models.functions import Now
@@ -10,6 +12,9 @@ from django.db.models.functions import Now
 from controlplane.registry import clock
 from controlplane.registry.errors import Missing, Refusal
 from controlplane.registry.models import Run, Version, VersionLease
+
+ANCHOR_HOURS = timedelta(hours=12)
+ISLANDS = "island:"  # what the names of holders that are islands begin with
 
 
 def take(version: Version, holder: str, lifetime: timedelta, reason: str = "") -> VersionLease:
@@ -24,6 +29,13 @@ def take(version: Version, holder: str, lifetime: timedelta, reason: str = "") -
         VersionLease.objects.filter(pk=row.pk, expires_at__lt=until).update(expires_at=until, reason=reason)
         row.refresh_from_db()
     return row
+
+
+def take_for_route(run: Run, steps: Sequence[Mapping[str, Any]], holder: str) -> None:
+    """An island that fetches an anchor keeps it, and the way on from it, for as long as a slow link may take."""
+    numbers = [step["version"] for step in steps if step["kind"] == "anchor"]
+    for version in Version.objects.filter(run=run, number__in=numbers, state=Version.State.READY):
+        take(version, f"{ISLANDS}{holder}", ANCHOR_HOURS, "It fetches the anchor.")
 
 
 def of_run(run: Run) -> QuerySet[VersionLease]:

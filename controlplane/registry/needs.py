@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from controlplane.fleet.models import Island
 from controlplane.jobs.models import Job
 from controlplane.registry import clock
+from controlplane.registry.leases import ISLANDS
 from controlplane.registry.models import Channel, Epoch, Run, Version, VersionLease
 
 LIVE = timedelta(days=1)  # an island that was heard of within this time may come back to where it was
@@ -67,4 +68,11 @@ def of_islands(run: Run) -> list[tuple[int, int]]:
         for held in {verified, *by_digest.get(digest, ())} - {None}:
             if target is not None:
                 pairs.add((held, target))
-    return sorted(pairs)
+    return sorted(pairs | _on_the_way(run))
+
+
+def _on_the_way(run: Run) -> set[tuple[int, int]]:
+    """What islands fetch that hold nothing yet: they took a lease of the anchor with their plan."""
+    leased = VersionLease.objects.filter(run=run, expires_at__gte=Now(), holder__startswith=ISLANDS)
+    targets = Channel.objects.filter(run=run, version__isnull=False).values_list("version", flat=True)
+    return {(begin, target) for begin in leased.values_list("version", flat=True) for target in targets if target}

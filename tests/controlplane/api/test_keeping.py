@@ -6,16 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 
 from controlplane.fleet import services as fleet
 from controlplane.fleet import staleness
 from controlplane.fleet.models import Island
 from controlplane.registry import retention
-from controlplane.registry.models import Run
+from controlplane.registry.models import Run, VersionLease
 from tests import factories as make
 from tests.controlplane.api.test_calls import problem
-from tests.controlplane.conftest import Api
-from tests.controlplane.making import series
+from tests.controlplane.conftest import Api, enrol
+from tests.controlplane.making import ready, series
+from tests.controlplane.registry.test_retention import anchored_series
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +39,6 @@ def test_a_lease_keeps_a_version_until_it_ends(run: Run, token: Callable[..., Ap
 
 
 def test_the_preview_says_what_would_go(run: Run, token: Callable[..., Api]) -> None:
-    from tests.controlplane.registry.test_retention import anchored_series
-
     anchored_series(run, 5, 4)
     viewer = token("viewer")
     assert viewer.get("runs/minilm/retention").json()["retire"] == []
@@ -79,3 +79,17 @@ def test_resolve_names_who_can_serve_a_version(run: Run, other_run: Run, token: 
     problem(trainer.get("fleet/resolve?run=minilm"), 400, "invalid_request")
     problem(trainer.get("fleet/resolve?run=minilm&min_version=-1"), 400, "invalid_request")
     problem(trainer.get("fleet/resolve?run=nothing&min_version=0"), 404, "not_found")
+
+
+def test_an_island_that_fetches_an_anchor_keeps_it_and_the_way_on(run: Run) -> None:
+    versions = anchored_series(run, 3)
+    newcomer, credential = enrol(run, "porto")
+    plan = Api(run.project.slug, credential).get("runs/minilm/plan").json()
+    assert [step["kind"] for step in plan["steps"]] == ["anchor", "patch", "patch"]
+    for number in range(3, 7):
+        versions.append(ready(run, number, versions[-1], anchored=number == 6))
+    Run.objects.filter(pk=run.pk).update(keep_versions=1)
+    run.refresh_from_db()
+    assert retention.preview(run).numbers == ()
+    VersionLease.objects.filter(holder=f"island:{newcomer.name}").update(expires_at=Now())
+    assert retention.preview(run).numbers == (0, 1, 2, 3, 4, 5)
