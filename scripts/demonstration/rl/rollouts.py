@@ -32,7 +32,10 @@ class NoAnswers(Exception):  # noqa: N818 - what there are
 
 @dataclass
 class Counts:
-    """What became of requests and samples. `by_version` and `by_staleness` count the samples that were learnt from."""
+    """What became of requests and samples.
+
+    `by_version` and `by_staleness` count the samples that were learnt from; `earned` is what those of a version earned.
+    """
 
     answered: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # by status: the version isn't there, or no engine is
@@ -43,6 +46,7 @@ class Counts:
     spanning: int = 0
     by_version: Counter[int] = field(default_factory=Counter)
     by_staleness: Counter[int] = field(default_factory=Counter)
+    earned: dict[int, float] = field(default_factory=dict)
 
 
 class Rollouts:
@@ -110,8 +114,7 @@ class Rollouts:
                 else:
                     taken.append(group)
             for group in taken:
-                self.counts.by_version[group.oldest] += len(group.samples)
-                self.counts.by_staleness[self._published - group.oldest] += len(group.samples)
+                self._count_used(group)
         return taken
 
     def take_newest(self, groups: int) -> list[Group]:
@@ -123,6 +126,12 @@ class Rollouts:
                 if group.oldest == self._published:
                     taken.append(group)
         return taken
+
+    def _count_used(self, group: Group) -> None:
+        counts, version = self.counts, group.oldest
+        counts.by_version[version] += len(group.samples)
+        counts.by_staleness[self._published - version] += len(group.samples)
+        counts.earned[version] = counts.earned.get(version, 0.0) + sum(sample.reward for sample in group.samples)
 
     def _next_waiting(self) -> Group:
         """Raises NoAnswers."""

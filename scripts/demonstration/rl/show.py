@@ -14,7 +14,7 @@ from mailboat.sizes import size
 BAR = 30
 Said = Mapping[str, Any]
 HEADING = (
-    f"{'version':>7} {'reward':>7} {'ended':>6}  {'staleness of its samples':<26} {'drift':>6} "
+    f"{'version':>7} {'reward':>7} {'ended':>6}  {'its samples by staleness':<26} {'drift':>6} "
     f"{'patch':>10} {'of full':>8} {'changed':>8} {'waited + learnt + published':>28}"
 )
 
@@ -42,7 +42,7 @@ class Screen:
             self.line(HEADING)
             self.line(f"{0:>7} {'':>7} {'':>6}  {'the anchor':<26} {'':>6} {size(said['full_bytes']):>10}")
             return
-        staleness = ", ".join(f"{count} x {age}" for age, count in said["staleness"].items())
+        staleness = "  ".join(f"{age}: {count}" for age, count in said["staleness"].items())
         drift = max(said["drift"].values(), default=0.0)
         seconds = said["seconds"]
         took = f"{seconds['waiting']:.1f} + {seconds['learning']:.1f} + {seconds['publishing']:.1f} s"
@@ -66,7 +66,7 @@ class Screen:
             *_histogram("staleness", counts["by_staleness"]),
             f"           budget {result['budget']}; {counts['stale']} samples were dropped as too old, "
             f"{counts['spanning']} of all answers span a commit",
-            *_histogram("samples of", counts["by_version"], "v"),
+            *_samples(counts),
             f"requests   {sum(counts['answered'].values())} answered "
             f"({', '.join(f'{name} {count}' for name, count in sorted(counts['answered'].items()))}), "
             f"{sum(counts['refused'].values())} refused{_by_status(counts['refused'])}, {counts['unreachable']} found "
@@ -85,10 +85,22 @@ class Screen:
 def _histogram(title: str, counts: Mapping[str, int], prefix: str = "") -> list[str]:
     """A line per key, with a bar."""
     most = max(counts.values(), default=1)
-    return [
-        f"{title if place == 0 else '':<11}{prefix + key:>3} {count:>5}  {'█' * max(1, round(BAR * count / most))}"
-        for place, (key, count) in enumerate(sorted(counts.items(), key=lambda item: int(item[0])))
-    ]
+    lines = []
+    for key in _in_order(counts):
+        bar = "█" * max(1, round(BAR * counts[key] / most))
+        lines.append(f"{'' if lines else title:<11}{prefix + key:>3} {counts[key]:>5}  {bar:<{BAR}}")
+    return lines
+
+
+def _samples(counts: Said) -> list[str]:
+    """Of which versions the samples were, and what those earned."""
+    used, earned = counts["by_version"], counts["earned"]
+    lines = zip(_histogram("samples of", used, "v"), _in_order(used), strict=True)
+    return [f"{line}  reward {earned[version] / used[version]:.3f}" for line, version in lines]
+
+
+def _in_order(counts: Mapping[str, int]) -> list[str]:
+    return sorted(counts, key=int)
 
 
 def _by_status(refused: Mapping[str, int]) -> str:

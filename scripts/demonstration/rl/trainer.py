@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scripts.demonstration.rl.learner import Learner
 
 GROUPS, SAMPLES = 6, 8  # questions of a batch, answers to each
-AHEAD = 9  # groups that may wait or be under way: a batch and a half
+AHEAD = 8  # groups that may wait or be under way: the next batch, and what is at hand when one comes slowly
 
 
 class Trainer:

@@ -18,6 +18,7 @@ import urllib3
 from controlplane.fleet.models import Island as FleetIsland
 from controlplane.fleet.services import remove, revoke_credential
 from controlplane.registry.models import Run
+from controlplane.registry.steering import edit_run
 from scripts.demonstration import DemoError
 from scripts.demonstration.crew import POLL, PROJECT, Crew, Island
 from scripts.demonstration.rl.answers import Answers, body_of
@@ -36,6 +37,7 @@ class Voyage:
 
     def __init__(self, url: str, home: Path, *, model: Path, islands: int, budget: int) -> None:
         self.crew = Crew(url, home, _new_run(home))
+        edit_run(_run(self.crew.run), {"staleness_versions": budget}, seen=None, actor="scripts/demo")
         self.screen = Screen()
         self.model, self.count, self.budget = model, islands, budget
         self.versions: list[dict[str, Any]] = []
@@ -169,6 +171,10 @@ class Voyage:
             }
             for name, row, here in sorted(rows, key=lambda it: it[0])
         ]  # fmt: skip
+
+
+def _run(name: str) -> Run:
+    return Run.objects.get(project__slug=PROJECT, name=name)
 
 
 def _wrong(result: Mapping[str, Any]) -> list[str]:
