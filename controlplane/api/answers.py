@@ -181,8 +181,10 @@ class PatchFiles(drf.Serializer):
 
 
 class AnchorFiles(drf.Serializer):
-    """A full checkpoint."""
+    """A full checkpoint: `upload` and `built` are blobs of the run, a `reference` lies at `uri`."""
 
+    kind = drf.ChoiceField(["upload", "built", "reference"])
+    uri = drf.CharField(allow_blank=True)
     files = File(many=True)
 
 

@@ -53,7 +53,7 @@ def version(row: Version) -> Json:
     parts = None if patch is None else [{"sha256": p.blob.sha256, "size": p.blob.size} for p in patch.parts.all()]
     return version_in_short(row, anchored=anchor is not None) | {
         "patch": None if parts is None else {"parts": parts},
-        "anchor": None if anchor is None else {"files": anchor.files},
+        "anchor": None if anchor is None else {"kind": anchor.kind, "uri": anchor.uri, "files": anchor.files},
     }
 
 

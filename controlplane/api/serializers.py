@@ -90,6 +90,13 @@ class NewVersion(Body):
         return attrs
 
 
+class NewAnchor(Body):
+    """POST versions/{number}/anchor: where a checkpoint lies, and the files that make it."""
+
+    uri = Text(max_length=2000)
+    files = serializers.ListField(child=serializers.DictField())
+
+
 class NewEnrolmentToken(Body):
     """POST enrolment-tokens."""
 

@@ -31,6 +31,7 @@ project = [
     path(f"{RUN}/blobs/<slug:sha256>", blob_view.blob),
     path(f"{RUN}/versions", views.Versions.as_view()),
     path(f"{RUN}/versions/<int:number>", views.VersionDetail.as_view()),
+    path(f"{RUN}/versions/<int:number>/anchor", views.VersionAnchor.as_view()),
     path(f"{RUN}/versions/<int:number>/manifest", views.Manifest.as_view()),
     path(f"{RUN}/versions/<int:number>/tensors", blob_view.statistics),
     path(f"{RUN}/channels", views.Channels.as_view()),

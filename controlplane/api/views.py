@@ -21,7 +21,7 @@ from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
 from controlplane.api.repeating import repeatable
 from controlplane.api.shapes import Nothing
-from controlplane.registry import selectors, services, steering
+from controlplane.registry import referencing, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
 from mailboat import __version__
@@ -262,6 +262,21 @@ class VersionDetail(ProjectView):
     def get(self, request: Request, project: str, run: str, number: int) -> Response:
         """State, lineage, digests, sizes and files."""
         return Response(show.version(selectors.version(self.run(run), number)))
+
+
+class VersionAnchor(ProjectView):
+    """The full checkpoint of a version."""
+
+    roles = {"POST": OPERATORS}
+
+    @extend_schema(request=accept.NewAnchor, responses={200: answers.Version, 201: answers.Version})
+    def post(self, request: Request, project: str, run: str, number: int) -> Response:
+        """Says where the checkpoint of a ready version lies: a folder that islands can read, or a public address. They
+        prove it before they use it. The same again changes nothing.
+        """
+        row, body = self.run(run), self.body(request, accept.NewAnchor)
+        _, new = referencing.register(row, number, body["uri"], body["files"], actor=self.caller.actor)
+        return Response(show.version(selectors.version(row, number)), status=201 if new else 200)
 
 
 class Manifest(ProjectView):

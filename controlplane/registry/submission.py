@@ -64,7 +64,7 @@ def parse(run: Run, envelope: Any, anchor: Any) -> Submission:
         or max((part.size for part in (manifest.patch.parts if manifest.patch else ())), default=0) > MAX_COUNT >> 16
     ):
         raise _invalid("The manifest holds a number that is larger than anything real.")
-    files = None if anchor is None else _anchor(anchor, manifest)
+    files = None if anchor is None else anchor_files(anchor, manifest)
     if files is None and manifest.patch is None:
         raise _invalid("The version has neither a patch nor an anchor, so nobody could build it; send one of them.")
     return Submission(wrapped.to_dict(), wrapped.payload, manifest, files)
@@ -159,7 +159,8 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(every[:SHOWN]) + more
 
 
-def _anchor(document: Any, manifest: Manifest) -> tuple[AnchorFile, ...]:
+def anchor_files(document: Any, manifest: Manifest) -> tuple[AnchorFile, ...]:
+    """The files of an anchor, with the manifest's side files. Raises Unacceptable `anchor_invalid`."""
     if not isinstance(document, list) or not 0 < len(document) <= MAX_ANCHOR_FILES:
         raise _bad_anchor("it must be a list of files {path, sha256, size}")
     files = tuple(_anchor_file(item) for item in document)
