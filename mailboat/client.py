@@ -39,6 +39,7 @@ from mailboat.replies import (
     VersionInfo,
     bad_reply,
 )
+from mailboat.signing import HEAD
 
 ATTEMPTS = 6
 FIRST_PAUSE = 0.2  # seconds; doubled each time, with jitter
@@ -142,6 +143,11 @@ class Api:
     def trust(self, run: str) -> TrustInfo:
         """The keys of publishers and heads with what vouches for them, and the revoked ones."""
         return TrustInfo.parse(self._json("GET", _path("runs", run, "trust")))
+
+    def key_document(self, run: str, purpose: str, public_key: str) -> Envelope | None:
+        """The document by which an older key vouches for this one: ``purpose`` is `publisher` or `head`."""
+        told = self.trust(run)
+        return (told.heads if purpose == HEAD else told.publishers).get(public_key)
 
     def version(self, run: str, number: int) -> VersionInfo:
         """One version."""

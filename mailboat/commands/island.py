@@ -88,6 +88,11 @@ def command() -> None:
     envvar="MAILBOAT_PUBLISHER_KEY",
     help="Public key of a publisher: versions that none of these has signed are refused; may be repeated.",
 )
+@click.option(
+    "--blob-url",
+    metavar="URL",
+    help="Blob store to follow while the server is away: file:///FOLDER, https://HOST/PATH, s3://BUCKET/PREFIX.",
+)
 @click.option("--once", is_flag=True, help="Exit after the first catch-up.")
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), help="Emulate a link of so many Mbit/s.")
 @click.option(
@@ -114,6 +119,7 @@ def run(
     members_secret: Path | None,
     members_tls: tuple[str, str] | None,
     publisher_keys: tuple[str, ...],
+    blob_url: str | None,
     once: bool,
     link_mbit: float | None,
     ca_file: str | None,
@@ -148,7 +154,7 @@ def run(
     options = IslandOptions(
         server=server, project=project, store=store, token=token, image=image, base=base, export=export, once=once,
         publisher_keys=tuple(map(read_public, publisher_keys)), link_mbit=link_mbit, ca_file=ca_file, serving=serving,
-        members=lead,
+        members=lead, blob_url=blob_url,
     )  # fmt: skip
     run_island(options, stop=stop, say=say)
 

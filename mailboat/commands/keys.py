@@ -113,8 +113,8 @@ def list_(*, run: str, **connection: Any) -> None:
 def revoke(*, run: str, key: str, reason: str, **connection: Any) -> None:
     """Revoke KEY (its id, or the key) for good: neither RUN nor its islands take its signature any more.
 
-    What it signed before counts no more either, since nobody can tell it from a forgery: islands pass by such versions on
-    their way to one that another key has signed, but start from none. Have an anchor made of the first version that
+    What it signed before counts no more either, since nobody can tell it from a forgery: islands pass by such versions
+    on their way to one that another key has signed, but start from none. Have an anchor made of the first version that
     another key signs, or islands that start afresh have nowhere to start from.
     """
     from mailboat.signing import read_public

@@ -25,6 +25,7 @@ from mailboat.errors import (
     Unauthorised,
     Unreachable,
 )
+from mailboat.island.bucket import BucketApi
 from mailboat.island.engines.engine import EngineError
 from mailboat.island.enrolment import credential
 from mailboat.island.export import Export
@@ -46,7 +47,6 @@ from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.manifest import Envelope, Head
 from mailboat.replies import Enrolment
 from mailboat.route import Documents
-from mailboat.signing import PUBLISHER
 from mailboat.sizes import size
 
 POLL_SECONDS = 30.0
@@ -58,7 +58,8 @@ FETCH_AGAIN, REBUILD, AFRESH, CYCLE = 1, 2, 3, 8  # failures (modulo CYCLE) afte
 @dataclass(frozen=True)
 class IslandOptions:
     """How an island is run. ``image``, ``base`` and ``export`` are folders; ``link_mbit`` emulates a slower link;
-    ``publisher_keys`` (hex) are the only ones whose versions it takes.
+    ``publisher_keys`` (hex) are the only ones whose versions it takes; ``blob_url`` is the store that it follows alone
+    while the control plane is away.
     """
 
     server: str
@@ -73,6 +74,7 @@ class IslandOptions:
     ca_file: str | None = None
     poll_seconds: float = POLL_SECONDS
     publisher_keys: tuple[str, ...] = ()
+    blob_url: str | None = None
     upkeep: UpkeepOptions = UpkeepOptions()  # noqa: RUF009 - frozen
     serving: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
     members: LeadOptions = LeadOptions()  # noqa: RUF009 - frozen
@@ -89,7 +91,7 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
     trusted.
     """
     store = Store(options.store)
-    api = Api(options.server, options.project, ca_file=options.ca_file, sleep=stop.sleep)
+    api = _client(options, stop)
     sidecar = lead = None
     try:
         shared = str(options.image.absolute()) if options.serving.urls and options.image else None
@@ -97,6 +99,8 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
         sidecar = Sidecar(options.serving, stop=stop, say=say, members=lead.members)
         enrolled = credential(store, api, options.token, engine=sidecar.engine, stop=stop, say=say)
         api.token = enrolled.credential
+        if isinstance(api, BucketApi):
+            api.run_id = enrolled.run_id
         credentials = Credentials(store, api)
         island = Island(
             options, store, api, sidecar=sidecar, enrolled=enrolled, credentials=credentials, stop=stop, say=say
@@ -114,6 +118,13 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
             lead.close()
         store.close()
         api.close()
+
+
+def _client(options: IslandOptions, stop: Stop) -> Api:
+    server, project, ca_file = options.server, options.project, options.ca_file
+    if options.blob_url is None:
+        return Api(server, project, ca_file=ca_file, sleep=stop.sleep)
+    return BucketApi(server, project, ca_file=ca_file, sleep=stop.sleep, blob_url=options.blob_url)
 
 
 class Island:
@@ -211,8 +222,7 @@ class Island:
 
     def _ask(self, purpose: str, public_key: str) -> Envelope | None:
         """The document that vouches for a key, as the control plane has it."""
-        told = self._api.trust(self._enrolled.run)
-        return (told.publishers if purpose == PUBLISHER else told.heads).get(public_key)
+        return self._api.key_document(self._enrolled.run, purpose, public_key)
 
     def _judge_store(self) -> None:
         """Where whoever starts the island names the publishers, gives up what none of them has signed: it was accepted
@@ -235,7 +245,7 @@ class Island:
         """Waits for news once and acts on it; whether the island caught up and said so."""
         try:
             with self._stop.interruptible():
-                self._outbox.send()
+                self._send_reports()
                 self._turn()
                 self._upkeep.settle()
                 self._read_head(self._patience())
@@ -248,7 +258,7 @@ class Island:
                 return False
             self._move()
             with self._stop.interruptible():
-                self._outbox.send()
+                self._send_reports()
                 self._audit()
         except Conflict as error:
             if error.code != OTHER_CHANNEL:
@@ -262,6 +272,16 @@ class Island:
             self._fail(error)
             return False
         return True
+
+    def _send_reports(self) -> None:
+        """Sends what is kept. Where the blob store stands in for the control plane, it waits until that is back."""
+        if not isinstance(self._api, BucketApi):
+            self._outbox.send()
+        elif not self._api.away:
+            try:
+                self._outbox.send()
+            except Unreachable:
+                self._api.away = True
 
     def _turn(self) -> None:
         """Follows the channel that the control plane named last. What is held stays until that channel's head is
