@@ -19,6 +19,7 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.digest import measure
 from mailboat.image import Image
 from mailboat.island.engines.local import LocalServer
+from mailboat.island.engines.local_batch import Batch, Job, Sample, Sampling
 from mailboat.island.sidecar.assembly import EngineOptions, Sidecar
 from mailboat.island.sidecar.types import Applied
 from mailboat.island.stop import Stop
@@ -38,7 +39,7 @@ class Bench:
         with Checkpoint.open(folder / "checkpoint") as checkpoint:
             self.image = Image.create(folder / "image", checkpoint, measure(checkpoint))
         self.random = np.random.default_rng(1)
-        self.pool = urllib3.PoolManager()
+        self.pool = urllib3.PoolManager(maxsize=16)
         self.number = 0
 
     def applied(self) -> Applied:
@@ -153,6 +154,84 @@ def test_requests_run_side_by_side(tmp_path: Path) -> None:
         texts = [choice["text"] for choice in several["choices"]]
         assert len(set(texts)) > 1 and texts == [choice["text"] for choice in again["choices"]]
         assert threading.active_count() < 60
+
+
+def test_rows_of_a_batch_get_what_they_get_alone(tmp_path: Path) -> None:
+    """Prompts and answers of many lengths, joining and leaving; in F32, so that no rounding decides."""
+    from transformers import AutoModelForCausalLM
+
+    tiny_llama(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+
+    def job(number: int) -> Job:
+        prompt = [(number * 7 + word) % 60 for word in range(1 + number * 3)]
+        samples = [Sample() for _ in range(1 + number % 2)]
+        return Job(prompt, Sampling(4 + 5 * number, temperature=0), lambda: None, samples)
+
+    def take(batch: Batch) -> None:
+        for row, token in zip(batch.rows, batch.choose()[0], strict=True):
+            row.sample.tokens.append(token)
+            if len(row.sample.tokens) == row.job.sampling.max_tokens:
+                row.sample.reason = "length"
+        batch.drop_ended()
+
+    def run(jobs: list[Job]) -> list[list[list[int]]]:
+        batch: Batch | None = None
+        for one in jobs:  # each joins two steps after the one before
+            new = Batch(model, one)
+            take(new)
+            if batch is not None and batch.rows:
+                assert batch.takes(new)
+                batch.join(new)
+            else:
+                batch = new
+            for _ in range(2):
+                batch.step(model)
+                take(batch)
+        while batch is not None and batch.rows:
+            batch.step(model)
+            take(batch)
+        return [[sample.tokens for sample in one.samples] for one in jobs]
+
+    with torch.inference_mode():
+        together = run([job(number) for number in range(7)])
+        assert together == [run([job(number)])[0] for number in range(7)]
+        assert len({tuple(tokens) for answers in together for tokens in answers}) == 7
+
+
+def test_requests_of_different_clients_share_their_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, step, together = [], Batch.step, threading.Event()
+
+    def counted(batch: Batch, model: Any) -> None:
+        together.wait(30)  # nobody goes on before all are there
+        passes.append(len(batch.jobs))
+        step(batch, model)
+
+    with bench(tmp_path) as running:
+        monkeypatch.setattr(Batch, "step", counted)
+        asked = [in_background(lambda n=number: running.greedy(20 + n)) for number in range(6)]
+        stream = {"prompt": "w1", "max_tokens": 400, "stream": True}
+        url = f"{running.sidecar.url}/v1/completions"
+        gone = running.pool.request("POST", url, json=stream, preload_content=False)
+        eventually(lambda: running.sidecar.active == 7)
+        gone.close()
+        eventually(lambda: running.sidecar.active == 6)
+        together.set()
+        for number, (thread, answers) in enumerate(asked):
+            thread.join(60)
+            assert len(answers[0]["choices"][0]["token_ids"]) == 20 + number
+    assert max(passes) >= 6 and len(passes) < 60, "not one pass for each token of each, and none for who went away"
+
+
+def test_a_commit_in_the_middle_of_a_batch_is_stamped_for_all(tmp_path: Path) -> None:
+    with bench(tmp_path) as running:
+        asked = [in_background(lambda: running.greedy(300)) for _ in range(4)]
+        eventually(lambda: running.sidecar.active == 4)
+        running.step()
+        for thread, answers in asked:
+            thread.join(60)
+            assert (answers[0]["weight_version_start"], answers[0]["weight_version_end"]) == (0, 1)
+            assert len(answers[0]["choices"][0]["token_ids"]) == 300
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Generation and the OpenAI-style HTTP side of the local engine: enough for a demo, honest about what it can do.
 
-One thread steps: each running request gets one token per round (its `n` samples as one batch), so that none waits for
-another to end. Weights may be written only between two steps. Nothing here knows versions: that is the sidecar's.
+One thread steps: requests join a batch when their prompt was worked through, each pass gives all of them their next
+token, and none waits for another to end. Weights may be written only between two passes. Nothing here knows versions:
+that is the sidecar's.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from mailboat.island.engines.local_batch import MOST_ROWS, Batch, Job, Sample, Sampling
 from mailboat.island.sidecar.serving import Address, HttpServer
 
 LONGEST = 4096  # tokens of prompt and answer together
@@ -26,67 +29,25 @@ class BadRequest(ValueError):  # noqa: N818 - as HTTP calls it
     """A request that can't be answered; the text goes to the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. Temperature 0 is greedy."""
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    n: int = 1
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, body: dict[str, Any]) -> Sampling:
-        """Reads the OpenAI fields. Raises BadRequest."""
-        stop = body.get("stop") or []
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        try:
-            found = cls(
-                max_tokens=int(16 if limit is None else limit),
-                temperature=float(1.0 if body.get("temperature") is None else body["temperature"]),
-                top_p=float(1.0 if body.get("top_p") is None else body["top_p"]),
-                n=int(body.get("n") or 1),
-                seed=None if body.get("seed") is None else int(body["seed"]),
-                stop=stops,
-            )
-        except (TypeError, ValueError):
-            raise BadRequest("max_tokens, temperature, top_p, n and seed must be numbers.") from None
-        if not (1 <= found.max_tokens <= LONGEST and 1 <= found.n <= MOST_SAMPLES and found.temperature >= 0):
-            raise BadRequest(f"max_tokens must be 1 to {LONGEST}, n 1 to {MOST_SAMPLES}, temperature not negative.")
-        return found
-
-
-@dataclass
-class Sample:
-    """One of a request's answers."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    text: str = ""
-    reason: str | None = None
-
-
-@dataclass(eq=False)
-class Job:
-    """A request under way. ``said`` is called after each step, from the stepping thread."""
-
-    prompt: list[int]
-    sampling: Sampling
-    said: Callable[[], None]
-    samples: list[Sample] = field(default_factory=list)
-    cache: Any = None
-    last: Any = None
-    random: Any = None
-    cancelled: bool = False
-    error: str = ""
-
-    @property
-    def done(self) -> bool:
-        """Whether every sample has ended."""
-        return bool(self.error) or all(sample.reason is not None for sample in self.samples)
+def sampling_of(body: dict[str, Any]) -> Sampling:
+    """Reads the OpenAI fields. Raises BadRequest."""
+    stop = body.get("stop") or []
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    try:
+        found = Sampling(
+            max_tokens=int(16 if limit is None else limit),
+            temperature=float(1.0 if body.get("temperature") is None else body["temperature"]),
+            top_p=float(1.0 if body.get("top_p") is None else body["top_p"]),
+            n=int(body.get("n") or 1),
+            seed=None if body.get("seed") is None else int(body["seed"]),
+            stop=stops,
+        )
+    except (TypeError, ValueError):
+        raise BadRequest("max_tokens, temperature, top_p, n and seed must be numbers.") from None
+    if not (1 <= found.max_tokens <= LONGEST and 1 <= found.n <= MOST_SAMPLES and found.temperature >= 0):
+        raise BadRequest(f"max_tokens must be 1 to {LONGEST}, n 1 to {MOST_SAMPLES}, temperature not negative.")
+    return found
 
 
 class Generator:
@@ -95,7 +56,8 @@ class Generator:
     def __init__(self) -> None:
         self._model: Any = None
         self._tokeniser: Any = None
-        self._jobs: list[Job] = []
+        self._arrived: deque[Job] = deque()
+        self._batches: list[Batch] = []  # one, unless a model's cache can't be shared
         self._change = threading.Condition()
         self._standing = False
         self._stepping = False
@@ -135,7 +97,7 @@ class Generator:
             raise BadRequest(f"Prompt and max_tokens must be 1 to {LONGEST} tokens together.")
         job = Job(prompt, sampling, said, [Sample() for _ in range(sampling.n)])
         with self._change:
-            self._jobs.append(job)
+            self._arrived.append(job)
             self._change.notify_all()
         return job
 
@@ -155,49 +117,72 @@ class Generator:
     def _run(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._over() or (self._jobs and not self._standing))
+                self._change.wait_for(lambda: self._over() or self._arrived or self._batches)
                 if self._over():
                     return
-                self._jobs = [job for job in self._jobs if not job.cancelled]
-                round_of = list(self._jobs)
-            for job in round_of:
-                with self._change:
-                    self._change.wait_for(lambda: self._over() or not self._standing)
-                    if self._over():
-                        return
-                    self._stepping = True
-                try:
-                    self._step(job)
-                except Exception as error:  # noqa: BLE001 - one request's trouble is not another's
-                    job.error = f"{type(error).__name__}: {error}"
-                finally:
-                    with self._change:
-                        self._stepping = False
-                        if job.done and job in self._jobs:
-                            self._jobs.remove(job)
-                        self._change.notify_all()
-                job.said()
+            while self._arrived and sum(len(batch.rows) for batch in self._batches) < MOST_ROWS:
+                if not self._between_commits(partial(self._begin, self._arrived.popleft())):
+                    return
+            for batch in list(self._batches):
+                if not self._between_commits(partial(self._advance, batch)):
+                    return
 
-    def _step(self, job: Job) -> None:
-        import torch
+    def _between_commits(self, work: Callable[[], list[Job]]) -> bool:
+        """One pass, when nothing stands still; its requests hear of it. False when the engine ends."""
+        with self._change:
+            self._change.wait_for(lambda: self._over() or not self._standing)
+            if self._over():
+                return False
+            self._stepping = True
+        try:
+            import torch
 
-        with torch.inference_mode():
-            if job.last is None:
-                seed = job.sampling.seed
-                job.random = torch.Generator()
-                job.random.manual_seed(seed) if seed is not None else job.random.seed()
-                ids = torch.tensor([job.prompt] * job.sampling.n)
-            else:
-                ids = job.last
-            out = self._model(input_ids=ids, past_key_values=job.cache, use_cache=True)
-            job.cache = out.past_key_values
-            logits = out.logits[:, -1].float()
-            chosen = _choose(logits, job.sampling, job.random)
-            scores = logits.log_softmax(-1).gather(1, chosen).squeeze(1).tolist()
-            job.last = chosen
-        for sample, token, score in zip(job.samples, chosen.squeeze(1).tolist(), scores, strict=True):
-            if sample.reason is None:
-                self._take(job, sample, token, score)
+            with torch.inference_mode():
+                touched = work()
+        finally:
+            with self._change:
+                self._stepping = False
+                self._change.notify_all()
+        for job in touched:
+            job.said()
+        return True
+
+    def _begin(self, job: Job) -> list[Job]:
+        """A new request: its prompt and its first token; then it joins the others."""
+        if job.cancelled:
+            return []
+        try:
+            batch = Batch(self._model, job)
+            self._give_tokens(batch)
+            host = next((other for other in self._batches if other.takes(batch)), None)
+            if batch.rows and host is not None:
+                host.join(batch)
+            elif batch.rows:
+                self._batches.append(batch)
+        except Exception as error:  # noqa: BLE001 - one request's trouble is not another's
+            job.error = f"{type(error).__name__}: {error}"
+        return [job]
+
+    def _advance(self, batch: Batch) -> list[Job]:
+        """The next token of every row."""
+        batch.drop_ended()  # clients that went away
+        jobs = batch.jobs
+        try:
+            if batch.rows:
+                batch.step(self._model)
+                self._give_tokens(batch)
+        except Exception as error:  # noqa: BLE001 - it may be memory: what comes next gets its chance
+            for job in jobs:
+                job.error = f"{type(error).__name__}: {error}"
+            batch.rows = []
+        if not batch.rows:
+            self._batches.remove(batch)
+        return jobs
+
+    def _give_tokens(self, batch: Batch) -> None:
+        for row, token, score in zip(batch.rows, *batch.choose(), strict=True):
+            self._take(row.job, row.sample, token, score)
+        batch.drop_ended()
 
     def _take(self, job: Job, sample: Sample, token: int, score: float) -> None:
         if token in self._ends():
@@ -220,19 +205,6 @@ class Generator:
         own = self._tokeniser.eos_token_id
         listed = found if isinstance(found, list) else [found]
         return {token for token in [*listed, own] if token is not None}
-
-
-def _choose(logits: Any, sampling: Sampling, random: Any) -> Any:
-    import torch
-
-    if sampling.temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    chances = (logits / sampling.temperature).softmax(-1)
-    if sampling.top_p < 1:
-        ordered, order = chances.sort(-1, descending=True)
-        ordered[ordered.cumsum(-1) - ordered > sampling.top_p] = 0
-        chances = torch.zeros_like(chances).scatter(-1, order, ordered)
-    return torch.multinomial(chances, 1, generator=random)
 
 
 class LocalHttp:
@@ -296,7 +268,7 @@ class LocalHttp:
         return Starlette(routes=routes, lifespan=lifespan)
 
     def _begin(self, body: dict[str, Any], *, chat: bool) -> Running:
-        sampling = Sampling.parse(body)
+        sampling = sampling_of(body)
         if chat:
             messages = body.get("messages")
             if not isinstance(messages, list) or not messages:
