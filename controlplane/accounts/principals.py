@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractBaseUser
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from controlplane.accounts.models import Membership, Token
 from controlplane.fleet.models import Island
+from controlplane.prepared import Prepared
 from controlplane.registry.models import Project, Run
 
 VIEWER, OPERATOR, ADMIN, PUBLISHER, ISLAND = "viewer", "operator", "admin", "publisher", "island"
@@ -41,12 +42,16 @@ class Principal:
 
 def island_of(token: Token) -> Island | None:
     """The island whose credential this is, or is about to be."""
-    if token.role != ISLAND:
-        return None
+    return next(iter(_BY_TOKEN.rows(token.pk)), None) if token.role == ISLAND else None
+
+
+def _holders(token: int) -> QuerySet[Island]:
     held = Q(token=token) | Q(next_token=token)
     known = Island.objects.select_related("run", "channel", "pin")
-    found = known.defer("channel__head_envelope", "pin__head_envelope").filter(held)
-    return next(iter(found.order_by()[:1]), None)
+    return known.defer("channel__head_envelope", "pin__head_envelope").filter(held).order_by()
+
+
+_BY_TOKEN = Prepared(_holders, -1)
 
 
 Stamp = tuple[object, ...]
