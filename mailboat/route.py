@@ -137,11 +137,15 @@ class Documents:
         return data
 
 
-def plan_route(api: Api, run: str, *, held: str | None, to: int, references: bool = False) -> Plan:
+def plan_route(
+    api: Api, run: str, *, held: str | None, to: int, references: bool = False, derived: bool = True
+) -> Plan:
     """The route from the state digest ``held`` (None: nothing) to version ``to``; an unknown base means the anchor's
-    route. ``references``: whether it may begin at an anchor that lies elsewhere.
+    route. ``references``: whether it may begin at an anchor that lies elsewhere. ``derived``:
+    whether it may use patches that workers made.
     """
-    means: dict[str, int | str] = {"cores": os.cpu_count() or 1, "codecs": ",".join(KNOWN_CODECS)}
+    means: dict[str, int | str] = {} if derived else {"published": 1}
+    means |= {"cores": os.cpu_count() or 1, "codecs": ",".join(KNOWN_CODECS)}
     if held is not None:
         try:
             return _walkable(api.plan(run, from_digest=held, to=to, references=references, **means), to)

@@ -39,6 +39,9 @@ class Plan(ProjectView):
             OpenApiParameter(
                 "references", {"enum": [0, 1]}, description="Whether anchors that lie elsewhere can be fetched."
             ),
+            OpenApiParameter(
+                "published", {"enum": [0, 1]}, description="Whether to take nothing but the publisher's own patches."
+            ),
         ],
         responses=answers.Plan,
     )
@@ -55,9 +58,14 @@ class Plan(ProjectView):
             raise ValidationError({"from_digest": "It must be 64 hex digits."})
         means = _means(request, island)
         found, to = self.run(run), paging.number(request, "to", None)
-        scope = routes.ELSEWHERE if paging.number(request, "references", 0, high=1) else routes.SERVED
+        published, references = (paging.number(request, name, 0, high=1) for name in ("published", "references"))
+        scope = routes.Scope(
+            (routes.PUBLISHED if published else routes.SERVED).patches,
+            (routes.ELSEWHERE if references else routes.SERVED).anchors,
+        )
         ground, route = routes.search(found, held, to, means=means, scope=scope)
-        building = merging.offer(found, ground, route, means, ask=island is not None, actor=self.caller.actor)
+        asks, actor = island is not None, self.caller.actor
+        building = None if published else merging.offer(found, ground, route, means, ask=asks, actor=actor)
         plan = routes.described(found, ground, route)
         if island is not None:
             leases.take_for_route(found, plan.steps, island.name)

@@ -31,7 +31,7 @@ AT_ONCE = 4  # unfinished on-demand merges of a run
 AGAIN = timedelta(days=1)  # after this, a merge that came to nothing may be asked for again
 WORTH = 0.9  # waiting has to save a tenth at least
 BUILD = 0.8e9  # bytes of the model per second that a worker merges: both ends read, digested and compared
-START = 1.0  # seconds until a worker has begun
+START = 2.0  # seconds until a worker has begun, and its rows are written
 LONGEST_WAIT = 900.0
 SMALLEST = Means(link=1.0)  # to whom bytes are all that matters
 

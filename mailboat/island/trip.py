@@ -29,7 +29,7 @@ from mailboat.manifest import Head, Manifest
 from mailboat.replies import AnchorStep, PatchStep, Plan
 from mailboat.route import Documents, fetch_parts, open_proven, plan_route
 
-LONGEST_WAIT = 900.0  # seconds for a patch that is being built
+PATIENCE, LONGEST_WAIT = 4, 900.0  # times what was foretold, and seconds, for a patch that is being built
 
 
 @dataclass(frozen=True)
@@ -156,20 +156,27 @@ class Trip:
         means, head = self._means, self.head
         held = means.holding.held
         run = means.documents.run
+        derived = not self._afresh  # after failures, which they may have caused, the publisher's own patches alone
         if self._afresh or (held is None and local is None):
-            plan = plan_route(means.api, run, held=None, to=head.version, references=references)
+            plan = plan_route(means.api, run, held=None, to=head.version, references=references, derived=derived)
             if held is None or (isinstance(plan.steps[0], AnchorStep) and plan.steps[0].version > held.version):
                 return plan
         at = held.state if held else local
-        return plan_route(means.api, run, held=at, to=head.version, references=references)
+        return plan_route(means.api, run, held=at, to=head.version, references=references, derived=derived)
 
     def _wait_for_shorter(self, local: str | None, seconds: float) -> Plan:
-        """The plan after the time that a shorter route needs to be built; whichever it is, it is walked then."""
+        """The plan after the time that a shorter route needs to be built, and some patience; whichever it is, it is
+        walked then.
+        """
         self._means.say(f"waits {seconds:.0f} s for a shorter route")
+        until = time.monotonic() + min(PATIENCE * seconds, LONGEST_WAIT)
         with self._clock.phase("wait", FETCHING):
-            self._means.stop.sleep(min(seconds, LONGEST_WAIT))
-        with self._clock.phase("fetch", FETCHING):
-            return self._plan(local, references=not self._afresh)
+            while True:
+                self._means.stop.sleep(min(seconds, LONGEST_WAIT))
+                plan = self._plan(local, references=not self._afresh)
+                seconds = plan.wait_seconds or 0.0
+                if not seconds or time.monotonic() + seconds > until:
+                    return plan
 
     def _fetch_all(self, plan: Plan, local: str | None) -> list[AnchorLeg | PatchLeg]:
         held = self._means.holding.held
