@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 # --- Sums (docs/format/digests.md) ------------------------------------------------------------------------------------
@@ -51,6 +52,22 @@ def _load_word(typingctx: Any, buffer: Any, offset: Any) -> Any:  # noqa: ARG001
 
 
 _word: Any = intrinsic(_load_word)
+
+
+def _store_half(typingctx: Any, buffer: Any, index: Any, number: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+    """Store the low 16 bits of a number as item `index` of a uint8 buffer's pairs of bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        half = ir.IntType(16)
+        address = builder.gep(builder.bitcast(array.data, half.as_pointer()), [arguments[1]])
+        builder.store(builder.trunc(arguments[2], half), address, align=1)
+        return context.get_dummy_value()
+
+    return types.void(buffer, types.int64, types.uint64), generate
+
+
+_put_half: Any = intrinsic(_store_half)
 
 
 def _count_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001 - the names are Numba's
@@ -793,10 +810,10 @@ def _take_sign(code, span, at, data):  # type: ignore[no-untyped-def]
     return code, span, at, bit
 
 
-@njit(_STATE4(_U64, _U64, _U64, _CODES, _CODES, _U64), nogil=True, cache=True)
-def _take_number(code, span, at, data, contexts, row):  # type: ignore[no-untyped-def]
-    """Undo `_put_number`; returns the number last."""
-    for t in range(UNARY):
+@njit(_STATE4(_U64, _U64, _U64, _CODES, _CODES, _U64, _I64), nogil=True, cache=True)
+def _take_number(code, span, at, data, contexts, row, known):  # type: ignore[no-untyped-def]
+    """Undo `_put_number`, known to be at least `known`; returns the number last."""
+    for t in range(known, UNARY):
         place = row + np.uint64(t)
         code, span, at, bit = _take_bit(code, span, at, data, np.uint64(contexts[place]) >> _U8)
         _learn(contexts, place, bit)
@@ -827,6 +844,133 @@ def _element(words, index, width):  # type: ignore[no-untyped-def]
     """One element of `width` bytes as a number, with what lies above it in its word."""
     byte = index * width
     return words[byte >> 3] >> np.uint64((byte & 7) << 3)
+
+
+# Where the processor can, the hazards of a chunk are looked up 16 at a time, in a table of WINDOW classes that lie
+# together: those of nearly all elements of a block do. A chunk with any other class is marked FAR and takes the loops
+# below, and so does everything on other processors, and for other widths. The sums are the same.
+WINDOW, LANES, WINDOW_SAMPLE = 32, 16, 1024
+FAR = np.uint32(1 << 31)
+_FAR = np.uint64(FAR)
+_SUMMED = np.uint64(FAR) - np.uint64(1)
+_BEYOND = (1 << 32) - 1
+WIDE = {"+avx512f", "+avx512bw"} <= set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+_I32, _VECTOR, _HALVES = ir.IntType(32), ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
+_LOOK_UP = "llvm.x86.avx512.vpermi2var.d.512"
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Call one of LLVM's intrinsics."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, arguments)
+
+
+def _splat(builder: Any, number: Any, kind: Any) -> Any:
+    """A vector full of one number."""
+    single = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(
+        single, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(_I32, kind.count), None)
+    )
+
+
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    """The address of an array's first item."""
+    return context.make_array(kind)(context, builder, array).data
+
+
+def _chunk_vectors(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
+    """Of the chunk at word `at` of `words`, elements of 2 bytes: its four vectors of hazards, and its two of elements.
+
+    Arguments: words, at, the window's table, shift. Hazards come as 0, 2 ... 30; 1, 3 ... 31; 32, 34 ...; 33, 35 ....
+    """
+    words, table = (_data(context, builder, signature.args[k], arguments[k]) for k in (0, 2))
+    source = builder.bitcast(builder.gep(words, [arguments[1]]), _VECTOR.as_pointer())
+    halves = builder.bitcast(table, _VECTOR.as_pointer())
+    low, high = (builder.load(builder.gep(halves, [ir.Constant(_I32, k)]), align=4) for k in range(2))
+    even = _splat(builder, builder.trunc(arguments[3], _I32), _VECTOR)
+    odd = builder.add(even, ir.Constant(_VECTOR, [16] * LANES))
+    held = [builder.load(builder.gep(source, [ir.Constant(_I32, k)]), align=8) for k in range(2)]
+    hazards = [
+        _call(builder, _LOOK_UP, _VECTOR, [low, builder.lshr(elements, shift), high])
+        for elements in held
+        for shift in (even, odd)
+    ]
+    return hazards, held
+
+
+def _total(builder: Any, vectors: list[Any]) -> Any:
+    """The sum of everything in some vectors, as 64 bits."""
+    first, second, third, fourth = vectors
+    both = builder.add(builder.add(first, second), builder.add(third, fourth))
+    return builder.zext(_call(builder, "llvm.vector.reduce.add.v16i32", _I32, [both]), ir.IntType(64))
+
+
+def _sum_chunk(typingctx: Any, words: Any, at: Any, table: Any, shift: Any, base: Any, outside: Any) -> Any:  # noqa: ARG001
+    """The sum of a chunk's hazards; FAR is set where ((element - base) & outside) is not 0 for all its elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        hazards, held = _chunk_vectors(context, builder, signature, arguments)
+        from_, mask = (_splat(builder, builder.trunc(arguments[k], ir.IntType(16)), _HALVES) for k in (4, 5))
+        first, second = (builder.and_(builder.sub(builder.bitcast(v, _HALVES), from_), mask) for v in held)
+        unequal = builder.icmp_unsigned("!=", builder.or_(first, second), ir.Constant(_HALVES, None))
+        far = builder.icmp_unsigned("!=", builder.bitcast(unequal, _I32), ir.Constant(_I32, 0))
+        mark = builder.select(far, ir.Constant(ir.IntType(64), int(FAR)), ir.Constant(ir.IntType(64), 0))
+        return builder.or_(_total(builder, hazards), mark)
+
+    return types.uint64(words, types.int64, table, types.uint64, types.uint64, types.uint64), generate
+
+
+def _add_up(typingctx: Any, words: Any, at: Any, table: Any, shift: Any, ends: Any) -> Any:  # noqa: ARG001
+    """Where each element of a chunk ends, from the second item of `ends` on: its hazard + 1 after the one before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        hazards, _ = _chunk_vectors(context, builder, signature, arguments)
+        zero, ones = ir.Constant(_VECTOR, None), ir.Constant(_VECTOR, [1] * LANES)
+        second = builder.gep(_data(context, builder, signature.args[4], arguments[4]), [ir.Constant(_I32, 1)])
+        out = builder.bitcast(second, _VECTOR.as_pointer())
+        carried: Any = zero
+        for number in range(4):
+            pair = hazards[2 * (number // 2) :][:2]
+            first = LANES // 2 * (number % 2)
+            order = [place for lane in range(first, first + LANES // 2) for place in (lane, LANES + lane)]
+            sums = builder.add(builder.shuffle_vector(*pair, _places(order)), ones)
+            for step in (1, 2, 4, 8):
+                moved = [LANES + lane - step if lane >= step else 0 for lane in range(LANES)]
+                sums = builder.add(sums, builder.shuffle_vector(zero, sums, _places(moved)))
+            sums = builder.add(sums, carried)
+            carried = builder.shuffle_vector(sums, sums, _places([LANES - 1] * LANES))
+            builder.store(sums, builder.gep(out, [ir.Constant(_I32, number)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, table, types.uint64, ends), generate
+
+
+def _ends_passed(typingctx: Any, ends: Any, place: Any) -> Any:  # noqa: ARG001
+    """How many of a chunk's elements end at or before `place`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        all_ = ir.VectorType(_I32, 64)
+        second = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [ir.Constant(_I32, 1)])
+        held = builder.load(builder.bitcast(second, all_.as_pointer()), align=4)
+        single = builder.insert_element(
+            ir.Constant(all_, ir.Undefined), builder.trunc(arguments[1], _I32), ir.Constant(_I32, 0)
+        )
+        place_ = builder.shuffle_vector(single, ir.Constant(all_, ir.Undefined), ir.Constant(all_, None))
+        passed = builder.bitcast(builder.icmp_unsigned("<=", held, place_), ir.IntType(64))
+        return builder.ctpop(passed)
+
+    return types.int64(ends, types.uint64), generate
+
+
+def _places(lanes: list[int]) -> Any:
+    """A shuffle's constant."""
+    return ir.Constant(ir.VectorType(_I32, LANES), lanes)
+
+
+_chunk_sum: Any = intrinsic(_sum_chunk)
+_chunk_ends: Any = intrinsic(_add_up)
+_passed: Any = intrinsic(_ends_passed)
 
 
 @njit(
@@ -876,100 +1020,127 @@ def chunk_hazards(old: Any, elements: Any, width: Any, shift: Any, mask: Any, ha
         out[whole] = total
 
 
-@njit("uint64(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1])", nogil=True, cache=True)
-def _hazards_between(old, start, end, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
-    """The sum of the hazards of the elements start ... end - 1."""
-    total = _ZERO
-    at = np.uint64(start)
-    stop = np.uint64(end)
-    if width == 2:
-        while at < stop and at & np.uint64(3) != _ZERO:
-            total += np.uint64(
-                hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask]
-            )
-            at += _U1
-        while at + np.uint64(4) <= stop:
-            word = old[at >> np.uint64(2)] >> shift
-            total += np.uint64(
-                hazards[word & mask]
-                + hazards[(word >> _U16) & mask]
-                + hazards[(word >> _S32) & mask]
-                + hazards[(word >> np.uint64(48)) & mask]
-            )
-            at += np.uint64(4)
-    step = np.uint64(width)
-    while at < stop:
-        byte = at * step
-        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
-        total += np.uint64(hazards[(word >> shift) & mask])
-        at += _U1
-    return total
-
-
 @njit(
-    _tuple((_I64, _U64))(types.uint64[::1], _I64, _U64, _I64, _U64, _U64, types.uint32[::1]),
-    nogil=True,
-    cache=True,
-)
-def _event_at(old, start, place, width, shift, mask, hazards):  # type: ignore[no-untyped-def]
-    """The element whose interval holds `place`, each from `start` on taking its hazard + 1; `place` is below their sum.
-
-    Returns (element, sum of the hazards before it).
-    """
-    at = np.uint64(start)
-    left = place
-    before = _ZERO
-    if width == 2:
-        while at & np.uint64(3) != _ZERO:
-            own = np.uint64(hazards[(old[at >> np.uint64(2)] >> ((at & np.uint64(3)) << np.uint64(4)) >> shift) & mask])
-            if left <= own:
-                return np.int64(at), before
-            left -= own + _U1
-            before += own
-            at += _U1
-        while True:
-            word = old[at >> np.uint64(2)] >> shift
-            four = np.uint64(
-                hazards[word & mask]
-                + hazards[(word >> _U16) & mask]
-                + hazards[(word >> _S32) & mask]
-                + hazards[(word >> np.uint64(48)) & mask]
-            )
-            if left < four + np.uint64(4):
-                break
-            left -= four + np.uint64(4)
-            before += four
-            at += np.uint64(4)
-    step = np.uint64(width)
-    while True:
-        byte = at * step
-        word = old[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
-        own = np.uint64(hazards[(word >> shift) & mask])
-        if left <= own:
-            return np.int64(at), before
-        left -= own + _U1
-        before += own
-        at += _U1
-
-
-@njit(
-    "void(uint64[::1], uint32[::1], int64, int64, uint64, uint64, int64, int64[:, ::1])",
+    _I64(types.uint64[::1], _I64, _I64, _U64, _U64, types.uint32[::1], types.uint32[::1]),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def count_classes(
-    old: Any, positions: Any, elements: Any, width: Any, shift: Any, mask: Any, every: Any, counts: Any
-) -> None:
-    """Add to counts[0] the classes of a block's elements, and to counts[1] those of the changed ones.
+def _choose_window(old, elements, width, shift, mask, hazards, window):  # type: ignore[no-untyped-def]
+    """Fill `window` with the hazards of the WINDOW classes in which most elements of a sample lie; returns the first.
 
-    Only one chunk in `every` is looked at, and each of its elements counts `every` times.
+    The hazard of class c is at c modulo WINDOW.
     """
-    for start in range(0, elements, CHUNK * every):
-        for j in range(start, min(elements, start + CHUNK)):
-            counts[0, (_element(old, j, width) >> shift) & mask] += every
+    counts = np.zeros(256, np.int64)
+    step = max(np.int64(1), elements // WINDOW_SAMPLE)
+    for j in range(0, elements, step):
+        counts[(_element(old, j, width) >> shift) & mask] += np.uint32(1)
+    inside = np.int64(0)
+    for c in range(WINDOW):
+        inside += counts[c]
+    most, lowest, highest = inside, np.int64(0), np.int64(0)
+    for first in range(1, 256 - WINDOW + 1):
+        inside += counts[first + WINDOW - 1] - counts[first - 1]
+        if inside > most:
+            most, lowest = inside, np.int64(first)
+        if inside == most:
+            highest = np.int64(first)
+    # In the middle of those that serve the sample: what is rare lies on both sides of it.
+    best = (lowest + highest) >> 1
+    for c in range(best, best + WINDOW):
+        window[c % WINDOW] = hazards[np.uint64(c) & mask]  # where there is but one class, all are it
+    return best
+
+
+@njit(
+    "void(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1], uint32[::1], int64, uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def _tile_hazards(old, first, elements, width, shift, mask, hazards, window, lowest, out):  # type: ignore[no-untyped-def]
+    """As `chunk_hazards`, for the elements from `first` (a chunk's) on; FAR marks what `window` does not serve."""
+    done = np.int64(0)
+    start = first * width >> 3
+    if WIDE and width == 2:
+        base = np.uint64(lowest) << shift
+        outside = (mask & ~np.uint64(WINDOW - 1)) << shift
+        done = elements // CHUNK
+        for i in range(done):
+            total = _chunk_sum(old, start + i * 16, window, shift, base, outside)
+            out[i] = np.uint32(total)
+            if total & _FAR != _ZERO:
+                one = old[start + i * 16 : start + i * 16 + 16]
+                chunk_hazards(one, CHUNK, width, shift, mask, hazards, out[i : i + 1])
+                out[i] |= FAR
+    if done * CHUNK < elements:
+        rest = elements - done * CHUNK
+        chunk_hazards(old[start + done * (CHUNK * width >> 3) :], rest, width, shift, mask, hazards, out[done:])
+        for i in range(done, (elements + CHUNK - 1) // CHUNK):
+            out[i] |= FAR
+
+
+@njit("void(uint64[::1], int64, int64, int64, uint64, uint64, uint32[::1], uint32[::1])", nogil=True, cache=True)
+def _slow_ends(old, start, end, width, shift, mask, hazards, ends):  # type: ignore[no-untyped-def]
+    """As `_chunk_ends` for the elements start ... end - 1, of any width and class."""
+    total = _ZERO
+    for j in range(start, end):
+        total += np.uint64(hazards[(_element(old, j, width) >> shift) & mask]) + _U1
+        ends[j - start + 1] = np.uint32(total)
+    for j in range(end - start, CHUNK):
+        ends[j + 1] = np.uint32(_BEYOND)
+
+
+@njit(
+    _I64(
+        types.uint64[::1],
+        types.uint64[::1],
+        types.uint32[::1],
+        _I64,
+        _I64,
+        _U64,
+        _U64,
+        _I64,
+        _I64,
+        types.int64[:, ::1],
+        types.uint8[::1],
+    ),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def note_changes(old, new, positions, elements, width, shift, mask, every, r, counts, kept):  # type: ignore[no-untyped-def]
+    """What a block's changes at `positions` need until they are coded; returns the bits of their Rice codes with `r`.
+
+    Adds to counts[0] the classes of the block's elements, and to counts[1] those of the changed ones; only one chunk in
+    `every` is looked at, and each of its elements counts `every` times. `kept` takes the new elements.
+    """
+    # Neighbours often have one class: four tables, so that no count waits for the one before it.
+    tables = np.zeros((4, 256), np.int64)
+    whole = elements - elements % CHUNK
+    for start in range(0, whole, CHUNK * every):
+        for j in range(start, start + CHUNK, 4):
+            for k in range(4):
+                tables[k, (_element(old, j + k, width) >> shift) & mask] += 1
+    if whole < elements and (whole // CHUNK) % every == 0:
+        for j in range(whole, elements):
+            tables[0, (_element(old, j, width) >> shift) & mask] += 1
+    for c in range(256):
+        counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every
+    previous = np.int64(-1)
+    bits = np.int64(0)
     for i in range(positions.size):
-        counts[1, (_element(old, np.int64(positions[i]), width) >> shift) & mask] += 1
+        p = np.int64(positions[i])
+        bits += ((p - previous - 1) >> r) + 1 + r
+        previous = p
+        counts[1, (_element(old, p, width) >> shift) & mask] += 1
+        after = _element(new, p, width)
+        if width == 2:
+            _put_half(kept, i, after)
+        else:
+            for b in range(width):
+                kept[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
+    return bits
 
 
 @njit("void(uint64[::1])", nogil=True, cache=True)
@@ -1023,16 +1194,47 @@ def encode_contextual(
     room = np.uint64(max(out.size - 64, 0))
     done, count = np.int64(0), np.int64(positions.size)
     chunk = np.int64(0)
+    ready = np.int64(0)
     chunks = np.empty(TILE, np.uint32)
+    window = np.empty(WINDOW, np.uint32)
+    ends = np.zeros(CHUNK + 1, np.uint32)
+    lowest = _choose_window(old, elements, width, shift, mask, hazards, window)
     while done < count:
-        if chunk % TILE == 0:
+        if chunk == ready:
             # Tile by tile, so that what is looked at closely is still in the nearest cache.
             ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
-            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+            _tile_hazards(old, chunk * CHUNK, ahead, width, shift, mask, hazards, window, lowest, chunks)
+            ready = chunk + TILE
+        position = np.int64(positions[done])
+        # Chunks without a change, and likely so: one bit each.
+        quiet = min(ready, position // CHUNK)
+        while chunk < quiet and at < room:
+            part = np.uint64(chunks[chunk % TILE]) & _SUMMED
+            y = (part * scale) >> _U16
+            if y > _SPLIT:
+                break
+            span = (span >> _U16) * _no_event(y)
+            if span < _LOW_RANGE:
+                out[at] = np.uint32(low >> _S32)
+                low, span, at = low << _S32, span << _S32, at + _U1
+            exposure += part
+            chunk += 1
+            if exposure + events * _PER_EVENT >= due:
+                events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+        if chunk == ready:
+            continue
         hazard = np.uint64(chunks[chunk % TILE])
-        j = chunk * CHUNK
-        end = min(elements, j + CHUNK)
+        far = hazard & _FAR != _ZERO
+        hazard &= _SUMMED
+        start = chunk * CHUNK
+        end = min(elements, start + CHUNK)
         chunk += 1
+        if WIDE and not far:
+            _chunk_ends(old, start * width >> 3, window, shift, ends)
+        else:
+            _slow_ends(old, start, end, width, shift, mask, hazards, ends)
+        j = start
+        passed = _ZERO  # where the interval of element j starts
         while j < end and done < count:
             if at >= room:
                 return np.int64(CONTEXTUAL_FULL)
@@ -1040,29 +1242,30 @@ def encode_contextual(
             e, part = end, hazard
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
-                e = j + (e - j) // 2
-                part = _hazards_between(old, j, e, width, shift, mask, hazards)
+                e = j + ((e - j) >> 1)
+                part = np.uint64(ends[e - start]) - passed - np.uint64(e - j)
                 y = (part * scale) >> _U16
             if position >= e:
                 low, span, at = _put_bit(low, span, at, out, _ZERO, _no_event(y))
                 exposure += part
                 hazard -= part
                 j = e
+                passed = np.uint64(ends[j - start])
                 continue
             low, span, at = _put_bit(low, span, at, out, _U1, _no_event(y))
-            before = _hazards_between(old, j, position, width, shift, mask, hazards)
+            first = np.uint64(ends[position - start]) - passed
+            before = first - np.uint64(position - j)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
             own = np.uint64(hazards[kind])
             if e - j > 1:
                 unit = span // (part + np.uint64(e - j))
-                low, span, at = _put(
-                    low, at, out, unit * (before + np.uint64(position - j)), unit * (own + _U1)
-                )  # fmt: skip
+                low, span, at = _put(low, at, out, unit * first, unit * (own + _U1))
             exposure += before + (own >> _U1)
             events += _U1
             hazard -= before + own
             j = position + 1
+            passed = np.uint64(ends[j - start])
             rank = _rank(u & element_mask, flip, floats, top, element_mask)
             after = _rank(_element(new, done, width) & element_mask, flip, floats, top, element_mask)
             step = (after - rank) & element_mask
@@ -1104,43 +1307,80 @@ def decode_contextual(
     )  # fmt: skip
     done, count = np.int64(0), np.int64(positions.size)
     chunk, last = np.int64(0), (elements + CHUNK - 1) // CHUNK
+    ready = np.int64(0)
     chunks = np.empty(TILE, np.uint32)
+    window = np.empty(WINDOW, np.uint32)
+    ends = np.zeros(CHUNK + 1, np.uint32)
+    lowest = _choose_window(old, elements, width, shift, mask, hazards, window)
     size = np.uint64(data.size)
     while done < count:
         if chunk == last or at > size + _U1:
             return np.int64(CONTEXTUAL_DAMAGED)
-        if chunk % TILE == 0:
+        if chunk == ready:
             # Tile by tile, so that what is looked at closely is still in the nearest cache.
             ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
-            chunk_hazards(old[chunk * (CHUNK * width // 8) :], ahead, width, shift, mask, hazards, chunks)
+            _tile_hazards(old, chunk * CHUNK, ahead, width, shift, mask, hazards, window, lowest, chunks)
+            ready = min(last, chunk + TILE)
+        # Chunks without a change, and likely so: one bit each.
+        while chunk < ready:
+            part = np.uint64(chunks[chunk % TILE]) & _SUMMED
+            y = (part * scale) >> _U16
+            if y > _SPLIT:
+                break
+            zero = (span >> _U16) * _no_event(y)
+            if code >= zero:
+                break
+            span = zero
+            if span < _LOW_RANGE:
+                code = code << _S32
+                if at < size:
+                    code |= np.uint64(data[at])
+                at += _U1
+                span = span << _S32
+            exposure += part
+            chunk += 1
+            if exposure + events * _PER_EVENT >= due:
+                events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+        if chunk == ready:
+            continue
         hazard = np.uint64(chunks[chunk % TILE])
-        j = chunk * CHUNK
-        end = min(elements, j + CHUNK)
+        far = hazard & _FAR != _ZERO
+        hazard &= _SUMMED
+        start = chunk * CHUNK
+        end = min(elements, start + CHUNK)
         chunk += 1
+        if WIDE and not far:
+            _chunk_ends(old, start * width >> 3, window, shift, ends)
+        else:
+            _slow_ends(old, start, end, width, shift, mask, hazards, ends)
+        j = start
+        passed = _ZERO  # where the interval of element j starts
         while j < end and done < count:
             e, part = end, hazard
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
-                e = j + (e - j) // 2
-                part = _hazards_between(old, j, e, width, shift, mask, hazards)
+                e = j + ((e - j) >> 1)
+                part = np.uint64(ends[e - start]) - passed - np.uint64(e - j)
                 y = (part * scale) >> _U16
             code, span, at, bit = _take_bit(code, span, at, data, _no_event(y))
             if bit == _ZERO:
                 exposure += part
                 hazard -= part
                 j = e
+                passed = np.uint64(ends[j - start])
                 continue
-            position, before = j, _ZERO
-            u = _element(old, position, width)
-            own = np.uint64(hazards[(u >> shift) & mask])
+            position, before, unit = j, _ZERO, _U1
             if e - j > 1:
                 unit = span // (part + np.uint64(e - j))
                 place = code // unit
                 if place >= part + np.uint64(e - j):
                     return np.int64(CONTEXTUAL_DAMAGED)
-                position, before = _event_at(old, j, place, width, shift, mask, hazards)
-                u = _element(old, position, width)
-                own = np.uint64(hazards[(u >> shift) & mask])
+                position = start + _passed(ends, passed + place)
+                before = np.uint64(ends[position - start]) - passed - np.uint64(position - j)
+            u = _element(old, position, width)
+            kind = (u >> shift) & mask
+            own = np.uint64(hazards[kind])
+            if e - j > 1:
                 code -= unit * (before + np.uint64(position - j))
                 span = unit * (own + _U1)
                 if span < _LOW_RANGE:
@@ -1153,16 +1393,24 @@ def decode_contextual(
             events += _U1
             hazard -= before + own
             j = position + 1
+            passed = np.uint64(ends[j - start])
             code, span, at, sign = _take_sign(code, span, at, data)
-            row = ((u >> shift) & mask) * np.uint64(CONTEXTS)
-            code, span, at, number = _take_number(code, span, at, data, contexts, row)
+            row = kind * np.uint64(CONTEXTS)
+            # Nine in ten steps are the number 0: only the others take the call.
+            code, span, at, number = _take_bit(code, span, at, data, np.uint64(contexts[row]) >> _U8)
+            _learn(contexts, row, number)
+            if number != _ZERO:
+                code, span, at, number = _take_number(code, span, at, data, contexts, row, 1)
             if number >= (element_mask >> _U1) + sign:
                 return np.int64(CONTEXTUAL_DAMAGED)
             step = ((number + _U1) ^ (_ZERO - sign)) + sign
             rank = _rank(u & element_mask, flip, floats, top, element_mask)
             after = _unrank((rank + step) & element_mask, flip, floats, top, element_mask)
-            for b in range(width):
-                new[done * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
+            if width == 2:
+                _put_half(new, done, after)
+            else:
+                for b in range(width):
+                    new[done * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
             positions[done] = np.uint32(position)
             done += 1
         events, exposure, scale, due = _rescaled(events, exposure, scale, due)
@@ -1203,7 +1451,7 @@ def decode_profile(hazards: Any, classes: Any, contexts: Any, coder: Any, data: 
     level = np.int64(FIRST_LEVEL)
     for c in range(256):
         if first <= c <= last:
-            code, span, at, number = _take_number(code, span, at, data, contexts, _ZERO)
+            code, span, at, number = _take_number(code, span, at, data, contexts, _ZERO, 0)
             if number >= np.uint64(2 * HAZARDS):
                 return np.int64(CONTEXTUAL_DAMAGED)
             half = np.int64((number + _U1) >> _U1)

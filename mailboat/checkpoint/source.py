@@ -92,6 +92,7 @@ class ArraySource:
             quantiser_text(config),
         )
         self._views = [views[tensor.name] for tensor in self._inventory.tensors]
+        self._words: dict[int, NDArray[np.uint64] | None] = {}
         self._side_files = tuple(side_file(path, content) for path, content in self._side.items())
 
     @property
@@ -111,6 +112,17 @@ class ArraySource:
     def view(self, index: int) -> Bytes:
         """Return all bytes of tensor `index` without a copy; they must not be written."""
         return self._views[index]
+
+    def words(self, index: int) -> NDArray[np.uint64] | None:
+        """Return the whole 64-bit words of tensor `index` without a copy, which must not be written.
+
+        None where the memory is not aligned to them, or only lent for reading: compiled code takes no such arrays.
+        """
+        if index not in self._words:
+            view = self._views[index]
+            fits = view.ctypes.data % 8 == 0 and view.flags.writeable
+            self._words[index] = view[: view.size // 8 * 8].view(np.uint64) if fits else None
+        return self._words[index]
 
     def read_side(self, path: str) -> bytes:
         """Return a side file whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,6 @@ from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes
 from mailboat.digest import seeds
 from mailboat.errors import PatchError
-from mailboat.patch.backends import kernels
 from mailboat.patch.format import DENSE, POSITIONAL, SAME, XOR, rice_parameter
 from mailboat.patch.scratch import Scratch, Words
 from mailboat.patch.streams import estimate
@@ -26,6 +26,8 @@ DENSE_FROM = 16
 _OTHER_FROM, _OTHER_TO, _SAMPLED = 15, 16, 4096
 # Where more than one element in 8 changes, two scans cost less than visiting the words.
 _SCAN_FROM = 8
+# So many tensors' seeds are kept for the next patch.
+_KEPT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class BlockCode:
 def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:
     """Positions at which two blocks differ."""
     positions = scratch.positions(old.size * 8 // width)
-    count = kernels().find_changes(old, new, width, positions)
+    count = scratch.kernels.find_changes(old, new, width, positions)
     return positions[:count]
 
 
@@ -77,7 +79,7 @@ def encode(
     changed = positions.size
     if changed == 0:
         return UNCHANGED
-    compiled = kernels()
+    compiled = scratch.kernels
     shape = {"width": width, "order": order}
     if changed * _OTHER_TO >= elements * _OTHER_FROM and _mostly_literals(scratch, old, new, positions, **shape):
         return _smaller_planes(scratch, old, new, elements * width, width)[0]
@@ -100,7 +102,7 @@ def _values(
     """Value codes and literals of the changes at `positions`."""
     values = scratch.bytes("values", positions.size)
     literals = scratch.bytes("literals", positions.size * width)
-    count = kernels().encode_values(old, new, positions, width, order, values, literals)
+    count = scratch.kernels.encode_values(old, new, positions, width, order, values, literals)
     return values, literals[: count * width]
 
 
@@ -125,6 +127,7 @@ def size_of(encoded: Encoded) -> int:
     return encoded.positions.size + sum(estimate(data, name) for name, data in streams.items())
 
 
+@lru_cache(_KEPT)
 def seeds_of(tensor: Tensor) -> Seeds:
     """A tensor's sum seeds as the kernels take them."""
     seed_a, seed_b = seeds(tensor)
@@ -132,16 +135,18 @@ def seeds_of(tensor: Tensor) -> Seeds:
 
 
 def sum_change(
-    old: Bytes, new: Bytes, positions: Positions, *, width: int, piece: tuple[int, int, int], seed: Seeds
-) -> Sums:
+    scratch: Scratch, old: Bytes, new: Bytes, positions: Positions, *, width: int, piece: tuple[int, int, int],
+    seed: Seeds,
+) -> Sums:  # fmt: skip
     """What the changes at `positions` do to a tensor's two sums; `piece` as from `Geometry.piece`."""
     change = np.zeros(2, np.uint64)
     if positions.size * _SCAN_FROM <= old.size // width:
-        kernels().sum_changes(old, new, positions, width, *piece, *seed, change)
+        if positions.size:
+            scratch.kernels.sum_changes(old, new, positions, width, *piece, *seed, change)
         return change
-    kernels().sum_rows(new, *piece, *seed, change)
+    scratch.kernels.sum_rows(new, *piece, *seed, change)
     before = np.zeros(2, np.uint64)
-    kernels().sum_rows(old, *piece, *seed, before)
+    scratch.kernels.sum_rows(old, *piece, *seed, before)
     return change - before
 
 
@@ -149,8 +154,8 @@ def _planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width: int) -
     result = {XOR: scratch.bytes("xor planes", nbytes), DENSE: scratch.bytes("dense planes", nbytes)}
     mixed, mixed_bytes = scratch.words("mixed", nbytes)
     np.bitwise_xor(old, new, out=mixed)
-    kernels().split_planes(mixed_bytes, width, result[XOR])
-    kernels().split_planes(new.view(np.uint8)[:nbytes], width, result[DENSE])
+    scratch.kernels.split_planes(mixed_bytes, width, result[XOR])
+    scratch.kernels.split_planes(new.view(np.uint8)[:nbytes], width, result[DENSE])
     return result
 
 
@@ -162,10 +167,10 @@ def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Posit
     """Positions and new elements (packed into words) of a positional block. Raises PatchError."""
     positions = scratch.positions(code.changed)
     r = rice_parameter(code.elements, code.changed)
-    if kernels().rice_decode(code.positions, r, code.elements, positions):
+    if scratch.kernels.rice_decode(code.positions, r, code.elements, positions):
         raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
     words, elements = scratch.words("elements", code.changed * code.width)
-    if kernels().decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
+    if scratch.kernels.decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
         raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
     return positions, words
 
@@ -173,7 +178,7 @@ def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Posit
 def decode_planes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
     """Positions of the changes of a dense or xor block, and the new block. Raises PatchError."""
     new, new_bytes = scratch.words("new", code.elements * code.width)
-    kernels().join_planes(code.dense, code.width, new_bytes)
+    scratch.kernels.join_planes(code.dense, code.width, new_bytes)
     if code.encoding == XOR:
         np.bitwise_xor(old, new, out=new)
     positions = changes(scratch, old, new, code.width)
@@ -191,5 +196,5 @@ def decode(scratch: Scratch, old: Words, code: BlockCode) -> Words:
     positions, elements = decode_changes(scratch, old, code)
     new, new_bytes = scratch.words("new", code.elements * code.width)
     new[:] = old
-    kernels().scatter(positions, elements.view(np.uint8), code.width, 0, new_bytes)
+    scratch.kernels.scatter(positions, elements.view(np.uint8), code.width, 0, new_bytes)
     return new

@@ -31,6 +31,11 @@ class Classes:
         """How many classes there are."""
         return self.mask + 1
 
+    @property
+    def place(self) -> tuple[np.uint64, np.uint64]:
+        """Shift and mask as the kernels take them."""
+        return np.uint64(self.shift), np.uint64(self.mask)
+
 
 _NONE = Classes(0, 0)
 _BYTE = Classes(0, 255)

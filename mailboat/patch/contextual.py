@@ -42,30 +42,27 @@ class _Model:
         compiled = kernels()
         self.dtype = dtype
         self.classes: Classes = classes_of(dtype)
+        self.place = self.classes.place
         self.order = order_of(dtype)
         self.hazards = np.zeros(_CLASSES, np.uint32)
         self.contexts = np.full(_CLASSES * compiled.CONTEXTS, _EVEN, np.uint32)
         self.profile_contexts = np.full(compiled.CONTEXTS, _EVEN, np.uint32)
-
-    @property
-    def place(self) -> tuple[np.uint64, np.uint64]:
-        """Shift and mask as the kernels take them."""
-        return np.uint64(self.classes.shift), np.uint64(self.classes.mask)
 
 
 class _Walk:
     """What encoder and decoder share: the coder's numbers, one model per dtype, the running scale per tensor."""
 
     def __init__(self) -> None:
-        self._coder = np.zeros(kernels().CODER_SIZE, np.uint64)
-        self._coder[kernels().CODER_RANGE] = np.uint64(2**64 - 1)
+        self._compiled = kernels()
+        self._coder = np.zeros(self._compiled.CODER_SIZE, np.uint64)
+        self._coder[self._compiled.CODER_RANGE] = np.uint64(2**64 - 1)
         self._models: dict[str, _Model] = {}
         self._tensor = -1
 
     def _enter(self, block: OldBlock) -> _Model:
         """The block's model."""
         if block.tensor != self._tensor:
-            kernels().start_tensor(self._coder)
+            self._compiled.start_tensor(self._coder)
             self._tensor = block.tensor
         model = self._models.get(block.dtype)
         if model is None:
@@ -89,11 +86,11 @@ class GroupEncoder(_Walk):
     def add(self, block: OldBlock, positions: Positions, elements: Words) -> bool:
         """Append a block's changes (`elements`: the new ones, packed into words); False when there is no room."""
         model = self._enter(block)
-        status = kernels().encode_contextual(
+        status = self._compiled.encode_contextual(
             block.words, block.elements, block.width, model.order, positions, elements, *model.place, model.hazards,
             model.contexts, self._coder, self._out,
         )  # fmt: skip
-        return bool(status == kernels().CONTEXTUAL_OK)
+        return bool(status == self._compiled.CONTEXTUAL_OK)
 
     def finish(self) -> Codes:
         """The group's words."""
@@ -123,11 +120,11 @@ class GroupDecoder(_Walk):
     def block(self, block: OldBlock, positions: Positions, elements: npt.NDArray[np.uint8]) -> None:
         """Fill `positions` and the new `elements` of the next block; their sizes say how many changes it has."""
         model = self._enter(block)
-        status = kernels().decode_contextual(
+        status = self._compiled.decode_contextual(
             block.words, block.elements, block.width, model.order, *model.place, model.hazards, model.contexts,
             self._coder, self._data, positions, elements,
         )  # fmt: skip
-        if status != kernels().CONTEXTUAL_OK:
+        if status != self._compiled.CONTEXTUAL_OK:
             _damaged()
 
     def finish(self) -> None:
@@ -141,7 +138,7 @@ class GroupDecoder(_Walk):
         status = kernels().decode_profile(
             model.hazards, model.classes.count, model.profile_contexts, self._coder, self._data
         )
-        if status != kernels().CONTEXTUAL_OK:
+        if status != self._compiled.CONTEXTUAL_OK:
             _damaged()
 
 

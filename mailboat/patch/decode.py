@@ -14,8 +14,7 @@ import numpy as np
 from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
-from mailboat.patch.backends import kernels
-from mailboat.patch.blocks import BlockCode, Positions, Seeds, Sums
+from mailboat.patch.blocks import BlockCode, Positions, Sums
 from mailboat.patch.contextual import GroupDecoder, OldBlock
 from mailboat.patch.format import POSITIONAL, Geometry
 from mailboat.patch.parts import Group, Parts, largest_width
@@ -54,11 +53,11 @@ class _Place:
 
     @property
     def start(self) -> int:
-        return self.first * self.tensor.width
+        return self.first * self.geometry.width
 
     @property
     def nbytes(self) -> int:
-        return self.elements * self.tensor.width
+        return self.elements * self.geometry.width
 
     @property
     def piece(self) -> tuple[int, int, int]:
@@ -66,10 +65,10 @@ class _Place:
 
     def is_small(self, changed: int) -> bool:
         """Whether changes take less memory one by one than the whole block does."""
-        return changed * (_POSITION_BYTES + self.tensor.width) < self.nbytes
+        return changed * (_POSITION_BYTES + self.geometry.width) < self.nbytes
 
     def decoded(self, changed: int, positions: Positions, new: Bytes, change: Sums) -> Decoded:
-        return Decoded(self.index, self.start, self.nbytes, self.tensor.width, changed, positions, new, change)
+        return Decoded(self.index, self.start, self.nbytes, self.geometry.width, changed, positions, new, change)
 
 
 class Decoder:
@@ -78,8 +77,6 @@ class Decoder:
     def __init__(self, patch: Parts, base: TensorSource, threads: int) -> None:
         self._patch, self._base, self._threads = patch, base, threads
         self._tensors = base.inventory.tensors
-        self._seeds: dict[int, Seeds] = {}
-        self._geometries: dict[int, Geometry] = {}
 
     def all(self, stack: ExitStack) -> Iterator[Decoded]:
         """Every changed block, in no order; arrays are valid until the next one is asked for. Raises PatchError."""
@@ -101,21 +98,23 @@ class Decoder:
         old, old_bytes = self._old(scratch, place)
         if code.encoding == POSITIONAL:
             positions, elements = blocks.decode_changes(scratch, old, code)
-            change = self._change(place, old, positions, elements)
+            change = self._change(scratch, place, old, positions, elements)
             kept = elements.view(np.uint8)[: positions.size * code.width]
             if place.is_small(positions.size):
                 return place.decoded(positions.size, positions, kept, change)
             new, new_bytes = scratch.words("new", place.nbytes)
             new[:] = old
-            kernels().scatter(positions, kept, code.width, 0, new_bytes)
+            scratch.kernels.scatter(positions, kept, code.width, 0, new_bytes)
             return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
         positions, new = blocks.decode_planes(scratch, old, code)
         new_bytes = new.view(np.uint8)[: place.nbytes]
-        seed = self._seeds_of(place)
-        change = blocks.sum_change(old_bytes, new_bytes, positions, width=code.width, piece=place.piece, seed=seed)
+        seed = blocks.seeds_of(place.tensor)
+        change = blocks.sum_change(
+            scratch, old_bytes, new_bytes, positions, width=code.width, piece=place.piece, seed=seed
+        )
         if place.is_small(positions.size):
             kept = scratch.bytes("elements", positions.size * code.width)
-            kernels().gather(new_bytes, positions, code.width, kept)
+            scratch.kernels.gather(new_bytes, positions, code.width, kept)
             return place.decoded(positions.size, positions, kept, change)
         return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
 
@@ -124,39 +123,31 @@ class Decoder:
         decoder = GroupDecoder(group.part.read_group(group.number))
         found = []
         for index, first, elements, changed in group.blocks:
-            tensor = self._tensors[index]
             place = self._place(index, first, elements)
+            width = place.geometry.width
             old, _ = self._old(scratch, place)
             positions = np.empty(changed, np.uint32)
-            new = np.zeros(-(-changed * tensor.width // 8), np.uint64)
-            block = OldBlock(index, tensor.dtype, old, elements, tensor.width)
+            new = np.zeros(-(-changed * width // 8), np.uint64)
+            block = OldBlock(index, place.tensor.dtype, old, elements, width)
             decoder.block(block, positions, new.view(np.uint8))
             # A quarter at most changes: one by one, in memory of their own, since the whole group is handed on at once.
-            kept = new.view(np.uint8)[: changed * tensor.width]
-            found.append(place.decoded(changed, positions, kept, self._change(place, old, positions, new)))
+            kept = new.view(np.uint8)[: changed * width]
+            found.append(place.decoded(changed, positions, kept, self._change(scratch, place, old, positions, new)))
         decoder.finish()
         return found
 
-    def _change(self, place: _Place, old: Words, positions: Positions, new: Words) -> Sums:
+    def _change(self, scratch: Scratch, place: _Place, old: Words, positions: Positions, new: Words) -> Sums:
         """What changes that are known one by one do to the sums."""
         change = np.zeros(2, np.uint64)
-        width = place.tensor.width
-        kernels().sum_elements(old, new, positions, width, *place.piece, *self._seeds_of(place), change)
+        scratch.kernels.sum_elements(
+            old, new, positions, place.geometry.width, *place.piece, *blocks.seeds_of(place.tensor), change
+        )
         return change
 
     def _place(self, index: int, first: int, elements: int) -> _Place:
         tensor = self._tensors[index]
-        geometry = self._geometries.get(index)
-        if geometry is None:
-            geometry = self._geometries[index] = Geometry.of(tensor)
-        return _Place(tensor, geometry, index, first, elements)
+        return _Place(tensor, Geometry.of(tensor), index, first, elements)
 
     def _old(self, scratch: Scratch, place: _Place) -> tuple[Words, Bytes]:
         span = place.start, place.start + place.nbytes
         return source_words(scratch, "old", self._base, place.index, span)
-
-    def _seeds_of(self, place: _Place) -> Seeds:
-        seeds = self._seeds.get(place.index)
-        if seeds is None:
-            seeds = self._seeds[place.index] = blocks.seeds_of(place.tensor)
-        return seeds

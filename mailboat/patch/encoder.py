@@ -19,10 +19,9 @@ import numpy as np
 
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
-from mailboat.patch.backends import kernels
 from mailboat.patch.blocks import Encoded, Positions
 from mailboat.patch.classes import classes_of
-from mailboat.patch.format import CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
+from mailboat.patch.format import CONTEXTUAL, CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
 from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
 from mailboat.patch.streams import ChunkWriter
@@ -32,6 +31,7 @@ EncodeFor = Literal["size", "speed"]
 # About so many elements of a block have their classes counted: a profile needs no more.
 _COUNTED = 1 << 14
 _GROUPS_PER_THREAD = 2
+_NO_STREAMS = frozenset({SAME, CONTEXTUAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,30 +161,28 @@ class Encoder:
         base_sums = np.zeros(2, np.uint64)
         piece, seed = geometry.piece(job.first, job.elements), self._seeds[job.index]
         if self._with_base_sums:
-            kernels().sum_rows(old_bytes, *piece, *seed, base_sums)
-        delta = blocks.sum_change(old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
+            scratch.kernels.sum_rows(old_bytes, *piece, *seed, base_sums)
+        delta = blocks.sum_change(scratch, old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
         elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE:
-            encoded = self._changes(job, old, new, positions)
+            encoded = self._changes(scratch, job, old, new, positions)
         else:
             order = order_of(self._tensors[job.index].dtype)
             encoded = blocks.encode(scratch, old, new, positions, elements=job.elements, width=width, order=order)
         return Scanned(job, old_bytes, new_bytes, positions.size, base_sums, delta, encoded)
 
-    def _changes(self, job: Job, old: Words, new: Words, positions: Positions) -> Changes:
+    def _changes(self, scratch: Scratch, job: Job, old: Words, new: Words, positions: Positions) -> Changes:
         """What a block keeps until its group is coded."""
-        compiled = kernels()
         tensor = self._tensors[job.index]
-        classes = classes_of(tensor.dtype)
-        place = np.uint64(classes.shift), np.uint64(classes.mask)
+        classes, width = classes_of(tensor.dtype), self.geometries[job.index].width
         counts = np.zeros((2, 256), np.int64)
         every = max(1, job.elements // _COUNTED)
-        compiled.count_classes(old, positions, job.elements, tensor.width, *place, every, counts)
-        elements = np.zeros(-(-positions.size * tensor.width // 8), np.uint64)
-        kept = elements.view(np.uint8)[: positions.size * tensor.width]
-        compiled.gather(new.view(np.uint8), positions, tensor.width, kept)
-        bits = compiled.rice_bits(positions, rice_parameter(job.elements, positions.size))
+        elements = np.zeros(-(-positions.size * width // 8), np.uint64)
+        bits = scratch.kernels.note_changes(
+            old, new, positions, job.elements, width, *classes.place, every,
+            rice_parameter(job.elements, positions.size), counts, elements.view(np.uint8),
+        )  # fmt: skip
         return Changes(job.index, job.first, job.elements, positions.copy(), elements, counts, -(-int(bits) // 8))
 
     # -- the streams, in order
@@ -232,7 +230,7 @@ class Encoder:
         encoded = entry.encoded
         if encoded is None:
             return
-        if encoded.encoding != SAME:
+        if encoded.encoding not in _NO_STREAMS:
             self.spools["positions"].write(encoded.positions.data)
             for name in STREAMS:
                 self._writers[name].append(getattr(encoded, name))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ GROUP_BYTES = 1 << 25
 MAX_GROUP_WORDS = 1 << 23
 CONTEXTUAL_SHARE = 4
 SIDE_PREFIX = "side:"
+# So many tensors' geometries are kept for the next patch: of one model, every patch asks for the same ones.
+_KEPT = 1 << 14
 
 SAME, DENSE, XOR, POSITIONAL, CONTEXTUAL = range(5)
 ENCODING_NAMES = {DENSE: "dense", XOR: "xor", POSITIONAL: "positional", CONTEXTUAL: "contextual"}
@@ -69,11 +72,13 @@ class Geometry:
     row_elements: int
     width: int
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Geometry:
+    @staticmethod
+    @lru_cache(_KEPT)
+    def of(tensor: Tensor) -> Geometry:
         """The geometry that inventory and format prescribe."""
-        elements = tensor.nbytes // tensor.width
-        return cls(elements, tensor.row_bytes // tensor.width if elements else 0, tensor.width)
+        width = tensor.width
+        elements = tensor.nbytes // width
+        return Geometry(elements, tensor.row_bytes // width if elements else 0, width)
 
     @property
     def blocks(self) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import TensorSource
 from mailboat.patch import blocks
-from mailboat.patch.backends import kernels
 from mailboat.patch.blocks import Encoded, Positions
 from mailboat.patch.classes import Counts, profile_of
 from mailboat.patch.contextual import Codes, GroupEncoder, OldBlock
@@ -97,7 +96,7 @@ def _alone(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes)
     nbytes = block.block_elements * tensor.width
     new, new_bytes = scratch.words("new", nbytes)
     new[:] = old
-    kernels().scatter(block.positions, block.elements.view(np.uint8), tensor.width, 0, new_bytes)
+    scratch.kernels.scatter(block.positions, block.elements.view(np.uint8), tensor.width, 0, new_bytes)
     order = order_of(tensor.dtype)
     encoded = blocks.encode(
         scratch, old, new, block.positions, elements=block.block_elements, width=tensor.width, order=order

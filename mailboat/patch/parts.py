@@ -109,7 +109,7 @@ class Parts:
         return BlockCode(
             encoding=int(table.encoding[at]),
             elements=int(table.block_elements[at]),
-            width=tensor.width,
+            width=Geometry.of(tensor).width,
             order=order_of(tensor.dtype),
             changed=int(table.block_changed[at]),
             positions=place.part.read_positions(position_start, size) if size else _NOTHING,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mailboat.checkpoint.source import ArraySource, Bytes, TensorSource
+from mailboat.patch.backends import kernels
 from mailboat.patch.format import BLOCK_ELEMENTS
 
 Words = npt.NDArray[np.uint64]
@@ -26,9 +27,10 @@ MAX_THREADS = 16
 
 
 class Scratch:
-    """Named buffers for one block, kept for the next one."""
+    """Named buffers for one block, kept for the next one; and what computes, looked up once."""
 
     def __init__(self) -> None:
+        self.kernels = kernels()
         self._held: dict[str, Words] = {}
 
     def words(self, name: str, nbytes: int) -> tuple[Words, Bytes]:
@@ -60,12 +62,9 @@ def source_words(
     In place where they lie in memory and fit (kernels take writable arrays only, though they never write here).
     """
     start, end = span
-    nbytes = end - start
-    if isinstance(source, ArraySource):
-        data = source.view(index)[start:end]
-        if nbytes % 8 == 0 and data.ctypes.data % 8 == 0 and data.flags.writeable:
-            return data.view(np.uint64), data
-    words, data = scratch.words(name, nbytes)
+    if isinstance(source, ArraySource) and not (start | end) % 8 and (whole := source.words(index)) is not None:
+        return whole[start // 8 : end // 8], source.view(index)[start:end]
+    words, data = scratch.words(name, end - start)
     source.read(index, start, data)
     return words, data
 
@@ -106,6 +105,11 @@ def in_order(
 
     A result's buffers are reused after the next one is asked for.
     """
+    if isinstance(pool, _Inline):
+        scratch = Scratch()
+        for item in work:
+            yield do(scratch, item)
+        return
     free = [Scratch() for _ in range(slots)]
     pending: deque[tuple[Scratch, Future[Done]]] = deque()
     try:
