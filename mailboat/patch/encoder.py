@@ -19,7 +19,7 @@ import numpy as np
 
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
-from mailboat.patch.blocks import Encoded, Positions
+from mailboat.patch.blocks import Encoded, Positions, is_regular
 from mailboat.patch.classes import classes_of
 from mailboat.patch.format import CONTEXTUAL, CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
@@ -165,7 +165,7 @@ class Encoder:
         delta = blocks.sum_change(scratch, old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
-        elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE:
+        elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE and not is_regular(positions):
             encoded = self._changes(scratch, job, old, new, positions)
         else:
             order = order_of(self._tensors[job.index].dtype)

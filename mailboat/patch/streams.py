@@ -1,4 +1,4 @@
-"""The pooled streams of a patch part: raw bytes cut every 128 KiB, each chunk one zstd frame or stored.
+"""The pooled streams of a patch part: raw bytes cut every 128 KiB, each chunk one zstd frame, stored, or one byte.
 
 A reader never holds more than one chunk, and never more than the size that the table promised; a writer never holds a
 stream in memory.
@@ -44,7 +44,7 @@ _FIRST_CHUNKS = 64
 _SMALL_TABLE = 1 << 20
 _WINDOW_LOG_MAX = 27
 _PENDING = 8
-_SAMPLE_BYTES, _SAMPLES = 16384, 2
+_SAMPLE_BYTES, _SAMPLES = 16384, 8
 
 ReadAt = Callable[[int, int], bytes]
 
@@ -71,6 +71,10 @@ def decompress_exactly(frame: bytes, size: int, what: str) -> bytes:
 
 
 def _compress_chunk(raw: bytes, stream: str) -> bytes:
+    return raw[:1] if raw == raw[:1] * len(raw) else _compressed(raw, stream)
+
+
+def _compressed(raw: bytes, stream: str) -> bytes:
     packed = zstd.compress(raw, options=_OPTIONS[stream])
     return packed if len(packed) < len(raw) else raw
 
@@ -78,12 +82,19 @@ def _compress_chunk(raw: bytes, stream: str) -> bytes:
 def estimate(data: Bytes, stream: str) -> int:
     """About how many bytes `data` takes in a stream: samples are compressed, so it depends on nothing but the bytes."""
     if data.size <= _SAMPLES * _SAMPLE_BYTES:
-        return len(_compress_chunk(data.tobytes(), stream)) if data.size else 0
+        return compressed_size(data, stream)
     step = (data.size - _SAMPLE_BYTES) // (_SAMPLES - 1)
-    packed = sum(
-        len(_compress_chunk(data[i * step : i * step + _SAMPLE_BYTES].tobytes(), stream)) for i in range(_SAMPLES)
-    )
+    packed = sum(len(_compressed(data[i * step : i * step + _SAMPLE_BYTES].tobytes(), stream)) for i in range(_SAMPLES))
     return packed * data.size // (_SAMPLES * _SAMPLE_BYTES)
+
+
+def compressed_size(data: Bytes, stream: str) -> int:
+    """How many bytes `data` takes in a stream; what does not fill a chunk shares one with others."""
+    pieces = [data[start : start + CHUNK_BYTES].tobytes() for start in range(0, data.size, CHUNK_BYTES)]
+    return sum(
+        len(_compress_chunk(piece, stream) if len(piece) == CHUNK_BYTES else _compressed(piece, stream))
+        for piece in pieces
+    )
 
 
 class ChunkWriter:
@@ -157,6 +168,12 @@ class ChunkReader:
         if number != self._held:
             size = min(CHUNK_BYTES, self._raw_size - number * CHUNK_BYTES)
             packed = self._read_at(int(self._offsets[number]), int(self._sizes[number]))
-            raw = packed if len(packed) == size else decompress_exactly(packed, size, f"stream of {self._stream}")
+            raw = _unpacked(packed, size, self._stream)
             self._chunk, self._held = np.frombuffer(raw, np.uint8), number
         return self._chunk
+
+
+def _unpacked(packed: bytes, size: int, stream: str) -> bytes:
+    if len(packed) == size:
+        return packed
+    return packed * size if len(packed) == 1 else decompress_exactly(packed, size, f"stream of {stream}")

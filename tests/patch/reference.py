@@ -62,7 +62,7 @@ def unchunk(data: bytes, sizes: list[int], raw_size: int) -> bytes:
         expected = min(CHUNK, raw_size - number * CHUNK)
         piece = data[at : at + size]
         at += size
-        out += piece if size == expected else zstd.decompress(piece)
+        out += piece if size == expected else piece * expected if size == 1 else zstd.decompress(piece)
     assert at == len(data)
     assert len(out) == raw_size
     return out

@@ -144,7 +144,7 @@ def test_memory_does_not_follow_the_tensor(tmp_path: Path, share: float) -> None
             str(tmp_path),
         ]
         done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["peak"] < 160 * MIB
+        assert json.loads(done.stdout)["peak"] < (128 if task == "merge" else 160) * MIB
 
 
 def test_parameters_are_the_same_one_by_one_and_together() -> None:

@@ -65,9 +65,10 @@ def test_a28_every_pattern_to_every_kind_of_target_by_steps(tmp_path: Path) -> N
     patterns = np.arange(65536, dtype=np.uint16)
     for distance in (1, 127, 128, 255, 0x7FFF, 0x8000, 0xFFFF):
         wide = np.zeros((65536, 20), np.uint16)
-        wide[:, 7] = patterns
+        place = patterns, np.random.default_rng(distance).integers(0, 20, 65536)  # uneven, else planes are smaller
+        wide[place] = patterns
         after = wide.copy()
-        after[:, 7] += np.uint16(distance)
+        after[place] += np.uint16(distance)
         base = ArraySource({"t": wide}, dtypes={"t": "BF16"})
         target = ArraySource({"t": after}, dtypes={"t": "BF16"})
         patch = build_patch(base, target, tmp_path / "patch", encode_for="speed")
