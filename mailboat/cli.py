@@ -23,6 +23,7 @@ _COMMANDS = {
     "publish": "Publish a checkpoint as the next version of a run.",
     "island": "Run an island that follows a channel.",
     "keys": "Make, register and revoke publishers' keys.",
+    "plan": "Print the route to a version: steps, bytes, seconds.",
     "status": "Print the fleet: who holds which version.",
     "doctor": "Look for what keeps an island or a trainer from working.",
 }

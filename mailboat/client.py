@@ -268,6 +268,13 @@ class Api:
         query |= {"references": 1} if references else {}
         return Plan.parse(self._json("GET", _path("runs", run, "plan"), query=query))
 
+    def show_plan(self, run: str, **query: int | str) -> Mapping[str, Any]:
+        """The same with bytes and seconds of each step, to be read by people."""
+        answer = self._json("GET", _path("runs", run, "plan"), query=query)
+        if not isinstance(answer, Mapping):
+            raise bad_reply("a plan")
+        return answer
+
     def enrol(self, token: str, about: Mapping[str, Any]) -> Enrolment:
         """Trades a one-time token for a credential. One try: a lost answer has used the token up."""
         return Enrolment.parse(self._json("POST", "islands/enrol", {"token": token, **about}, retry=False))

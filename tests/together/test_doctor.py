@@ -119,3 +119,27 @@ def test_an_island_of_another_age_is_refused_and_an_upgrade_is_seen(harbour: dic
     beat = {"version": None, "digest": None, "epoch": None, "phase": "idle", "reason": "", "time": 0.0}
     Api(harbour["server"], "harbour", credential).heartbeat(str(island.pk), beat)
     assert Island.objects.get(pk=island.pk).agent_version == __version__
+
+
+def test_plan_shows_steps_bytes_and_seconds(harbour: dict[str, Any]) -> None:
+    def plan(*more: str) -> Result:
+        return call(
+            "plan", "voyage", "--server", harbour["server"], "--project", "harbour", "--token", harbour["viewer"], *more
+        )
+
+    done = plan("--from-version", "0", "--link-mbit", "8")
+    shown = done.output.splitlines()
+    assert shown, done.exception
+    assert shown[0] == "from version 0 to version 2"
+    assert [line.split()[:5] for line in shown[2:4]] == [
+        ["step", "patch", "0", "to", "1"],
+        ["step", "patch", "1", "to", "2"],
+    ]
+    assert shown[4].startswith("in sum 1.91 MiB, 2.")
+    asked = json.loads(plan("--to", "1", "--json").output)
+    assert [step["kind"] for step in asked["steps"]] == ["anchor", "patch"] and asked["from"] is None
+    assert "nothing to do" in plan("--from-version", "2").output
+    refused = plan("--from", "0" * 64)
+    assert isinstance(refused.exception, Exception) and "No version of this run" in str(refused.exception)
+    both = plan("--from", "0" * 64, "--from-version", "1")
+    assert "either" in str(both.exception)
