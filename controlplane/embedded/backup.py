@@ -3,6 +3,7 @@
     OUT/backup.json     what it is; written last, so that a folder without it is no backup
     OUT/database.dump   pg_dump's custom format
     OUT/blobs/runs/...  the blobs that the dumped rows name, as hard links where that is possible: blobs never change
+    OUT/blobs/...       and the documents by which keys vouch for their successors, which lie nowhere else
     OUT/secrets/...     peppers and keys; with them, whoever has the backup is the control plane
 
 The database is dumped in a snapshot, and the blobs are those that the same snapshot names, so the two fit whatever
@@ -75,6 +76,8 @@ def back_up(server: Server, out: Path, *, blobs: Path | None, secrets: Path) -> 
         fresh.replace(out / "database.dump")
         named = connection.execute("SELECT run_id, sha256, size FROM registry_blob").fetchall()
     copied = 0 if blobs is None else _copy_blobs(named, blobs, out / "blobs", server)
+    if blobs is not None:
+        _copy_key_documents(blobs, out / "blobs")
     _copy_secrets(secrets, out / "secrets")
     note = {
         "format": FORMAT,
@@ -146,6 +149,12 @@ def _copy_blobs(named: Sequence[tuple[uuid.UUID, str, int]], store: Path, out: P
         if row and row[0]:
             raise BackupError(f"The blob {sha256} is missing or damaged in {store}; restore it before you back up.")
     return copied
+
+
+def _copy_key_documents(store: Path, out: Path) -> None:
+    for pattern in ("runs/*/keys/*.json", "head-keys/*.json"):
+        for file in store.glob(pattern):
+            _link(file, out / file.relative_to(store))
 
 
 def _link_tree(source: Path, target: Path) -> None:

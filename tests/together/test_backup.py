@@ -21,6 +21,7 @@ from controlplane.embedded.backup import BackupError, Server, back_up, restore
 from controlplane.embedded.postgres import EmbeddedPostgres, places, remove, set_aside
 from controlplane.embedded.stack import Stack
 from mailboat.client import Api
+from mailboat.signing import write_key
 from mailboat.trainer import Publisher
 from tests.together.test_managed import CHECKOUT, at, database, eventually, island, manage, row, token
 
@@ -55,9 +56,15 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
         manage("create_project", "harbour", environment=environment)
         publisher, operator_token = token("publisher", environment), token("operator", environment)
         operator = Api(stack.url, "harbour", operator_token)
-        with Publisher(stack.url, "harbour", "voyage", publisher, state_dir=tmp_path / "copy") as trainer:
+        key = tmp_path / "trainer.pem"
+        public = write_key(key)
+        Api(stack.url, "harbour", publisher).create_run("voyage")
+        operator.register_key("voyage", public)
+        with Publisher(
+            stack.url, "harbour", "voyage", publisher, state_dir=tmp_path / "copy", signing_key=key
+        ) as trainer:
             trainer.publish(arrays, step=0).wait_ready(60)
-            following = island(stack.url, operator, tmp_path, environment)
+            following = island(stack.url, operator, tmp_path, environment, "--publisher-key", public)
             name = following.__enter__()
             try:
                 eventually(lambda: at(operator, name) == 0)
@@ -80,6 +87,7 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
                     marker = tmp_path / "store" / "marker.json"
                     eventually(lambda: json.loads(marker.read_text())["version"] == 0)
                     eventually(lambda: (found := row(operator, name)) and found["sync"]["state"] == "current")
+                    assert row(operator, name)["trusted_keys"] == [public]
                     arrays["a"][7] ^= 1
                     trainer.publish(arrays, step=3).wait_ready(60)
                     eventually(lambda: at(operator, name) == 1)
@@ -105,6 +113,8 @@ def filled(url: str, folder: Path) -> Server:
 def test_a_managed_database_comes_back_as_it_was(database: str, tmp_path: Path) -> None:
     server, out = filled(database, tmp_path / "home"), tmp_path / "out"
     store, secrets = tmp_path / "home" / "blobs", tmp_path / "home" / "secrets"
+    (store / "head-keys").mkdir()
+    (store / "head-keys" / "key.json").write_bytes(b"a word for a key")
     assert back_up(server, out, blobs=store, secrets=secrets)["copied"] == 1
     assert back_up(server, out, blobs=store, secrets=secrets)["copied"] == 0
     assert oct((out / "secrets" / "pepper").stat().st_mode)[-3:] == "600"
@@ -118,6 +128,7 @@ def test_a_managed_database_comes_back_as_it_was(database: str, tmp_path: Path) 
         assert connection.execute("select slug from registry_project").fetchall() == [("harbour",)]
     (blob,) = (elsewhere / "blobs").glob("runs/*/blobs/*")
     assert blob.read_bytes() == b"weights"
+    assert (elsewhere / "blobs" / "head-keys" / "key.json").read_bytes() == b"a word for a key"
     blob.unlink()
     with pytest.raises(BackupError, match="missing or damaged"):
         back_up(server, tmp_path / "other", blobs=elsewhere / "blobs", secrets=secrets)

@@ -121,12 +121,13 @@ def test_the_main_path_on_managed_servers(database: str, broker: str, blob_url: 
 
 
 @contextlib.contextmanager
-def island(url: str, operator: Api, folder: Path, environment: dict[str, str]) -> Iterator[str]:
+def island(url: str, operator: Api, folder: Path, environment: dict[str, str], *extra: str) -> Iterator[str]:
     """A real island process."""
     one_time = str(operator.create_enrolment_token("voyage", "skerry")["token"])
     command = [
         sys.executable, "-m", "mailboat.cli", "island", "run", "--server", url, "--project", "harbour",
         "--token", one_time, "--store", str(folder / "store"), "--image", str(folder / "image"),
+        *extra,
     ]  # fmt: skip
     with (folder / "island.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)

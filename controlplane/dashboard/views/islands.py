@@ -16,6 +16,7 @@ from controlplane.dashboard.pages import page
 from controlplane.dashboard.rows import fleet as fleet_rows
 from controlplane.dashboard.rows import islands as rows
 from controlplane.dashboard.rows import skew, timeline
+from controlplane.dashboard.rows.keys import trust_rows
 from controlplane.fleet import outline, selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import EnrolmentToken
@@ -40,6 +41,7 @@ def island(request: PageRequest, island: uuid.UUID) -> HttpResponse:
         "drained": standing.drained,
         "fingerprint": fingerprint(found.public_key) if found.public_key else "",
         "credential": rows.credential(found, now),
+        "trusted": trust_rows(found),
         "strip": strip,
         "syncs": rows.sync_rows(found),
         "challenges": rows.challenge_rows(found),

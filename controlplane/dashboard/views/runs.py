@@ -14,6 +14,7 @@ from controlplane.dashboard.rows import comparison
 from controlplane.dashboard.rows import jobs as job_rows
 from controlplane.dashboard.rows import runs as rows
 from controlplane.dashboard.rows import tensors as tensor_rows
+from controlplane.dashboard.rows.keys import key_rows
 from controlplane.jobs import triggers
 from controlplane.registry import clock
 from controlplane.registry import selectors as registry
@@ -50,6 +51,7 @@ def run(request: PageRequest, run: str) -> HttpResponse:
         "storage": rows.storage(found),
         "staleness": rows.staleness(found),
         "epochs": rows.epoch_rows(found),
+        "keys": key_rows(found),
         "chart": charts.size_chart(points, figures.full_bytes or 0, (budget or 0) * 1024 * 1024),
         "density": charts.density_chart(points),
         "rate": charts.rate_chart(rows.published_per_hour(found, clock.now())),
