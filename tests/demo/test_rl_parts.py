@@ -111,7 +111,6 @@ class Sidecar:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 stamp = sidecar.stamp
                 sidecar.asked.append(body)
-                sidecar.hold.wait(10)
                 choice = {
                     "text": "a",
                     "finish_reason": "length",

@@ -21,7 +21,7 @@ from scripts.demonstration.rl.grpo import Group
 from scripts.demonstration.rl.task import Question, question
 
 ASKED_AT_ONCE = 2  # requests under way per island: one computes, one waits
-PAUSE = 0.5  # seconds before an island that could not answer is asked again
+PAUSE = 1.0  # seconds before an island that could not answer is asked again, as its Retry-After says
 ANSWER_SECONDS = 120.0
 REFUSALS = frozenset({409, 503})
 
