@@ -34,7 +34,8 @@ def main() -> int:
     """Parse the command line, run, and tear everything down whatever happens."""
     arguments = _parse()
     var = Path(os.environ.get("MAILBOAT_HOME") or ROOT / "var")
-    signal.signal(signal.SIGTERM, _interrupt)
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # also when the terminal is closed
+        signal.signal(ending, _interrupt)
     try:
         return _run(var, arguments)
     except KeyboardInterrupt:
