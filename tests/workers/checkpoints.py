@@ -11,6 +11,7 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
+from tests.patch.test_hostile import put_together, taken_apart
 
 Arrays = dict[str, np.ndarray]
 
@@ -58,7 +59,7 @@ def publish(run: Any, arrays: Arrays, number: int, base: Any, scratch: Path, **l
     """A version as a publisher commits it: anchor files for the first one, a patch for the others.
 
     `base` is (arrays, version) of the parent. `lies` change what is told: `claims` other arrays' digests, `more`
-    changed elements, a `stray` file in the anchor.
+    changed elements, a `stray` file in the anchor, a patch `relabelled` to lead to the claimed state.
     """
     from controlplane.registry import services
 
@@ -77,6 +78,9 @@ def publish(run: Any, arrays: Arrays, number: int, base: Any, scratch: Path, **l
         from mailboat.patch import build_patch
 
         built = build_patch(source(base[0]), target, scratch / f"step-{number}.mbp")
+        if "relabelled" in lies:
+            metadata, entries = taken_apart(built.path.read_bytes())
+            built.path.write_bytes(put_together(metadata | {"to": state.digest}, entries))
         blob = services.add_blob(run, built.path)
         patch = PatchRef((BlobRef(blob.sha256, blob.size),), built.changed + lies.get("more", 0))
         parent = ParentRef(base[1].number, base[1].state_digest)

@@ -13,6 +13,7 @@ from django.db import connection
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import measure
 from mailboat.image import Image
+from tests.forgery import second_preimage
 from tests.workers.checkpoints import commit, first, following, publish, source, work_on, write
 
 pytestmark = pytest.mark.usefixtures("unsent")
@@ -154,6 +155,21 @@ def test_a_patch_to_other_bytes_than_promised_fails_with_the_tensor(run: Any, ho
     image.close()
     two = work_on(publish(run, following(arrays, 4), 2, (arrays, zero), tmp_path))
     assert two.state == "ready", job_of(two).error
+
+
+def test_a56_a_patch_to_equal_sums_and_other_bytes_fails_with_the_tensor(run: Any, home: Path, tmp_path: Path) -> None:
+    arrays = first()
+    zero = work_on(publish(run, arrays, 0, None, tmp_path))
+    honest = following(arrays, 2)
+    inventory = source(honest).inventory
+    tensor = inventory.tensors[inventory.index("model.weight")]
+    forged = np.frombuffer(second_preimage(tensor, honest["model.weight"].tobytes()), np.uint16).reshape(300, 64)
+    other = honest | {"model.weight": forged.copy()}
+    assert (measure(source(other)).sums == measure(source(honest)).sums).all()
+    one = work_on(publish(run, other, 1, (arrays, zero), tmp_path, claims=honest, relabelled=True))
+    assert one.state == "failed"
+    assert "model.weight" in job_of(one).error
+    assert copy_of(run, home).digest == zero.state_digest
 
 
 def test_an_anchor_with_other_bytes_than_promised_fails_with_the_tensor(run: Any, tmp_path: Path) -> None:
