@@ -13,6 +13,7 @@ from typing import Any
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
+from controlplane.fleet import measures
 from controlplane.fleet.actions import (
     approve,
     drain,
@@ -189,6 +190,7 @@ def report_sync(
                 "last_patch_bytes": bytes,
                 "last_seconds": dict(seconds or {}),
             }
+            changes |= measures.measured(island, target, bytes, seconds or {}, route)
         if accepted or problem:
             changes["last_error"] = problem[:1000]
         Island.objects.filter(pk=island.pk).update(**changes)

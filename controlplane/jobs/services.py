@@ -41,7 +41,7 @@ log_ = structlog.get_logger(__name__)
 MAX_ATTEMPTS = 5
 RESEND_AFTER = timedelta(seconds=20)
 RESEND_AT_LEAST_EVERY = timedelta(minutes=10)
-RERUNNABLE = frozenset({Job.Kind.REPLAY, Job.Kind.VERIFY, Job.Kind.COLLECT})
+RERUNNABLE = frozenset({Job.Kind.REPLAY, Job.Kind.VERIFY, Job.Kind.COLLECT, Job.Kind.MERGE, Job.Kind.ANCHOR})
 State = Job.State
 JobId = uuid.UUID | str
 

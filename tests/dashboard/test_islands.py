@@ -47,6 +47,23 @@ def test_island_page_shows_phases_and_verifications(world: World, owner: Client)
         assert words in page, words
 
 
+def test_island_page_shows_the_route_to_the_head_before_it_is_taken(world: World, owner: Client) -> None:
+    versions = world.versions
+    Island.objects.filter(pk=world.island.pk).update(
+        digest=versions[0].state_digest, version_number=0, link_bytes_per_second=1_000_000
+    )
+    page = _page(owner, world.pages["island"])
+    assert "Route to the head" in page and "step patch" in page and "as measured" in page
+    assert "Route to the head" not in live(owner, world.pages["island"]).content.decode(), (
+        "not asked for with each poll"
+    )
+    Island.objects.filter(pk=world.island.pk).update(digest="f" * 64, link_bytes_per_second=None)
+    page = _page(owner, world.pages["island"])
+    assert "nobody has measured its link" in page, "and what it holds is unknown: by an anchor"
+    Island.objects.filter(pk=world.island.pk).update(digest=world.island.channel.version.state_digest)
+    assert "Route to the head" not in _page(owner, world.pages["island"])
+
+
 def test_island_page_lists_member_hosts(world: World, owner: Client) -> None:
     assert "Member hosts" not in _page(owner, world.pages["island"])
     members = [

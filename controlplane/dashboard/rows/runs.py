@@ -26,6 +26,7 @@ HOURS = 24
 HOLDERS = 12
 LOOK_BACK = 10
 BREACHES = 8
+VARIANT_VERSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +206,13 @@ def published_per_hour(run: Run, now: datetime) -> list[tuple[datetime, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How an island would get to a version: from where, in how many steps, with how many bytes."""
+    """How an island would get to a version: from where, in how many steps, with how many bytes and seconds."""
 
     begin: str
     steps: str
     bytes: int | None
     why_not: str = ""
+    seconds: float | None = None
 
 
 def routes(version: Version) -> list[Route]:
@@ -229,10 +231,18 @@ def route(run: Run, held: str, number: int) -> Route:
         plan = planning.find(run, held, number)
     except Refusal as refusal:
         return Route("", "", None, refusal.detail)
-    kinds = [step["kind"] for step in plan.steps]
-    words = [wording.plural(kinds.count(kind), kind, many) for kind, many in (("anchor", ""), ("patch", "patches"))]
-    shown = " and ".join(word for word, kind in zip(words, ("anchor", "patch"), strict=True) if kind in kinds)
-    return Route("", shown or "nothing to do", plan.bytes)
+    kinds = [step.get("via", "anchor") for step in plan.steps]
+    words = [
+        wording.plural(kinds.count(kind), word, many)
+        for kind, word, many in (
+            ("anchor", "anchor", ""),
+            ("step", "patch", "patches"),
+            ("merged", "merged patch", "merged patches"),
+            ("reverse", "reverse patch", "reverse patches"),
+        )
+        if kind in kinds
+    ]
+    return Route("", " and ".join(words) or "nothing to do", plan.bytes, seconds=plan.seconds)
 
 
 @dataclass(frozen=True, slots=True)

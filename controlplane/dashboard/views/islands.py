@@ -15,7 +15,7 @@ from controlplane.dashboard.forms import RegisterForm
 from controlplane.dashboard.pages import page
 from controlplane.dashboard.rows import fleet as fleet_rows
 from controlplane.dashboard.rows import islands as rows
-from controlplane.dashboard.rows import skew, timeline
+from controlplane.dashboard.rows import journey, skew, timeline
 from controlplane.dashboard.rows.keys import trust_rows
 from controlplane.fleet import outline, selectors
 from controlplane.fleet import services as fleet
@@ -46,6 +46,7 @@ def island(request: PageRequest, island: uuid.UUID) -> HttpResponse:
         "syncs": rows.sync_rows(found),
         "challenges": rows.challenge_rows(found),
         "events": timeline.timeline(found),
+        "journey": lambda: journey.to_head(found),  # asked for by the whole page alone, not with each poll
     }
     return page(request, "dashboard/island.html", context, title=found.name, tab="fleet")
 

@@ -206,7 +206,7 @@ class VersionMachine(InTransaction):
 
     @rule(good=st.booleans(), pick=st.integers(0, 3))
     def work(self, good: bool, pick: int) -> None:
-        waiting = list(Job.objects.filter(run=self.run, state="queued").order_by("queued_at"))
+        waiting = list(Job.objects.filter(run=self.run, kind="validate", state="queued").order_by("queued_at"))
         if not waiting:
             return
         version = Version.objects.get(job=waiting[pick % len(waiting)])

@@ -1,0 +1,35 @@
+"""What islands' links and processors were measured to do, from the syncs that they report: their plans are made for it.
+
+An old measurement and a new one count alike, so that one odd sync does not turn the plans around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controlplane.fleet.models import Island
+from controlplane.registry.models import Version
+
+LEAST_BYTES = 256 << 10  # of a download: with less, round trips are what was measured
+LEAST_SECONDS = 0.001
+
+
+def measured(
+    island: Island, target: Version, size: int, seconds: Mapping[str, float], route: Sequence[Any]
+) -> dict[str, Any]:
+    """The changes of the island's row that an accepted report brings."""
+    changes: dict[str, Any] = {}
+    fetch, prepare = seconds.get("fetch", 0.0), seconds.get("prepare", 0.0)
+    if size >= LEAST_BYTES and fetch > LEAST_SECONDS:
+        changes["link_bytes_per_second"] = _smooth(island.link_bytes_per_second, size / fetch)
+    patches = sum(str(leg).startswith("patch ") for leg in route)
+    if patches == len(route) and patches and prepare > LEAST_SECONDS and target.full_bytes:
+        changes["apply_bytes_per_second"] = _smooth(
+            island.apply_bytes_per_second, patches * target.full_bytes / prepare
+        )
+    return changes
+
+
+def _smooth(before: int | None, now: float) -> int:
+    return max(1, round(now if before is None else (before + now) / 2))
