@@ -41,7 +41,7 @@ def build(work: Work) -> dict[str, Any]:
 
 def _build_anchor(work: Work, version: Version, path: Path) -> None:
     with Checkpoint.open(path) as checkpoint:
-        files = _copy_files(work, version.run, checkpoint)
+        files = copy_files(work, version.run, checkpoint)
         checkpoint.check_unchanged()
         inventory = checkpoint.inventory
     # What is measured is the copy, so that the digests are those of the bytes that islands will get.
@@ -52,7 +52,7 @@ def _build_anchor(work: Work, version: Version, path: Path) -> None:
     _hand_over(version, state, None, None, files)
 
 
-def _copy_files(work: Work, run: Run, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+def copy_files(work: Work, run: Run, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Copies every file of the checkpoint into the run's blobs; returns the anchor's list."""
     if not checkpoint.is_folder:
         names = {checkpoint.path.name: checkpoint.path}

@@ -1,15 +1,20 @@
-"""Replay: rebuilds a version from the nearest anchor, patch by patch, and compares every digest with the record."""
+"""Replay: rebuilds a version from the nearest anchor, patch by patch, and compares every digest with the record; that
+of a derived run is also quantised again from its source.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from controlplane.registry import routes
+from controlplane.registry import routes, selectors
 from controlplane.registry.models import Version
+from mailboat.digest import measure
 from mailboat.errors import DigestMismatch, ManifestError
 from mailboat.image import Image
-from workers.materials import first_difference, recorded_state
+from workers.derive import quantised
+from workers.history import History
+from workers.materials import first_difference, recorded_state, require_same
 from workers.rebuild import walk
 from workers.work import Findings, Work, environment
 
@@ -41,7 +46,26 @@ def replay(work: Work) -> dict[str, Any]:
         number = step["version"] if step["kind"] == "anchor" else step["to"]
         versions.append({"number": number, "identical": False, "seconds": round(time.monotonic() - last, 3)})
         raise _found(target, versions, number, {"what": str(error)}, started) from error
-    return _result(target, versions, started)
+    result = _result(target, versions, started)
+    if run.source is not None:
+        result["requantised"] = _requantise(work, selectors.version(run, target), result)
+    return result
+
+
+def _requantise(work: Work, version: Version, result: dict[str, Any]) -> bool:
+    """Makes a version of a derived run again from the signed version of its source, and compares every digest."""
+    source = version.source
+    if source is None:
+        raise ManifestError(f"Version {version.number} does not name what it was derived from.")
+    with History(work, source.run) as history, history.pair(source, source) as (proven, _):
+        require_same(recorded_state(source), measure(proven, progress=lambda _: work.check()), "The source's copy")
+        found = measure(quantised(version.run, proven), progress=work.bytes_of(version.full_bytes or 0))
+    difference = first_difference(recorded_state(version), found)
+    if difference is None:
+        work.log(f"Quantised again from version {source.number} of {source.run.name}: identical in every tensor.")
+        return True
+    sentence = f"Quantised again, version {version.number} differs from the record: {difference['what']}."
+    raise Findings(sentence, {**result, "requantised": False, "difference": difference})
 
 
 def _result(target: int, versions: list[dict[str, Any]], started: float) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def _kind(kind: str) -> Callable[[Work], dict[str, Any]]:
             from workers.replay import replay as function
         case "verify":
             from workers.verify import verify as function
+        case "derive":
+            from workers.derive import derive as function
         case "collect":
             from workers.collect import collect as function
         case "merge":

@@ -87,6 +87,8 @@ class Run(drf.Serializer):
     id = drf.UUIDField()
     name = drf.CharField()
     served_format = drf.CharField()
+    source = drf.CharField(allow_null=True)
+    quantiser = drf.DictField(allow_null=True)
     announce = drf.ChoiceField(RunRow.Announce.choices)
     settings = RunSettings()
     epoch = EpochNumber()

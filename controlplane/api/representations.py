@@ -27,6 +27,8 @@ def run(row: Run, epoch: Epoch, ready: Version | None) -> Json:
         "id": str(row.pk),
         "name": row.name,
         "served_format": row.served_format,
+        "source": None if row.source is None else row.source.name,
+        "quantiser": row.quantiser,
         "announce": row.announce,
         "settings": {name: getattr(row, name) for name in SETTINGS},
         "epoch": {"number": epoch.number, "from_version": epoch.from_version and epoch.from_version.number},

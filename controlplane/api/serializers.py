@@ -10,6 +10,7 @@ from controlplane.api.shapes import Body, Choice, Flag, Identifier, Pattern, Rea
 from controlplane.fleet.models import Island, SyncReport
 from controlplane.jobs.models import Job
 from controlplane.registry.models import Run
+from mailboat.quantise.schemes import FORMATS
 
 SMALL = (1 << 31) - 1
 HEX64 = r"^[0-9a-f]{64}\Z"
@@ -29,6 +30,17 @@ class NewRun(Body):
     name = Slug(max_length=80)
     served_format = Text(max_length=40, default="bf16")
     announce = Choice(Run.Announce.choices, default=Run.Announce.VALIDATED)
+    # Derived: the run that is to be served in `format` as well.
+    source = Slug(max_length=80, required=False)  # type: ignore[assignment]  # a field of the document
+    format = Choice(FORMATS, required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """A derived run names its source and its format, and inherits the rest."""
+        if ("source" in attrs) != ("format" in attrs):
+            raise serializers.ValidationError("A derived run names its source and its format.")
+        if "source" in attrs and {"served_format", "announce"} & self.initial_data.keys():
+            raise serializers.ValidationError("The format of a derived run says what it serves; leave the rest out.")
+        return attrs
 
 
 class EditRun(Body):

@@ -21,7 +21,7 @@ from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
 from controlplane.api.repeating import repeatable
 from controlplane.api.shapes import Nothing
-from controlplane.registry import referencing, selectors, services, steering
+from controlplane.registry import deriving, referencing, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
 from mailboat import __version__
@@ -75,10 +75,14 @@ class Runs(ProjectView):
     @extend_schema(request=accept.NewRun, parameters=[repeating.PARAMETER], responses={201: answers.Run})
     @repeatable()
     def post(self, request: Request, project: str) -> Response:
-        """A new run."""
+        """A new run; with `source` and `format` one that a worker publishes, in another format."""
         if self.caller.run is not None:
             raise PermissionDenied(f"This token is for run {self.caller.run.name} alone.")
-        run = services.create_run(self.caller.project, **self.body(request, accept.NewRun), actor=self.caller.actor)
+        body, project_row, actor = self.body(request, accept.NewRun), self.caller.project, self.caller.actor
+        if "source" in body:
+            run = deriving.create(project_row, body["name"], body["source"], body["format"], actor=actor)
+        else:
+            run = services.create_run(project_row, **body, actor=actor)
         return Response(show.run(run, selectors.current_epoch(run), None), status=201)
 
 

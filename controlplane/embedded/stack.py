@@ -22,7 +22,7 @@ from controlplane.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresErr
 from controlplane.embedded.supervisor import Command, Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-QUEUES = ("publish", "check", "merge", "housekeeping")
+WORKERS = {"publish": "publish", "check": "check", "merge": "merge,gpu", "housekeeping": "housekeeping"}
 _MIGRATE_SECONDS = 600.0
 _HOPELESS_CRASHES = 3
 
@@ -79,7 +79,7 @@ class Stack:
             self._supervisor.start()
             self._supervisor.keep(self._web())  # it imports while the migrations run
             self._migrate()
-            self._supervisor.keep(*map(_worker, QUEUES), _scheduler())
+            self._supervisor.keep(*(_worker(*item) for item in WORKERS.items()), _scheduler())
         except EmbeddedPostgresError as error:
             self.stop()
             raise StackError(str(error)) from error
@@ -185,12 +185,12 @@ class Stack:
         return Command("web", "uvicorn", arguments, (descriptor,))
 
 
-def _worker(queue: str) -> Command:
+def _worker(name: str, queues: str) -> Command:
     arguments = [
-        "-A", "workers.app", "worker", "--queues", queue, "--hostname", f"{queue}@mailboat", "--pool", "solo",
+        "-A", "workers.app", "worker", "--queues", queues, "--hostname", f"{name}@mailboat", "--pool", "solo",
         "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING",
     ]  # fmt: skip
-    return Command(queue, "celery", arguments)
+    return Command(name, "celery", arguments)
 
 
 def _scheduler() -> Command:

@@ -10,6 +10,7 @@ QUEUES = {  # by kind of job
     "collect": "check",
     "merge": "merge",  # of its own: an island may be waiting, and no replay or publication shall be in its way
     "anchor": "merge",
+    "derive": "gpu",  # where one is; else the worker of merges takes this queue too
 }
 HOUSEKEEPING = "housekeeping"
 NAMES = (*sorted(set(QUEUES.values())), HOUSEKEEPING)

@@ -24,12 +24,12 @@ def project(slug: str) -> Project:
 
 def runs(project: Project) -> QuerySet[Run]:
     """The runs of a project, newest first."""
-    return Run.objects.filter(project=project).order_by("-created_at", "name")
+    return Run.objects.filter(project=project).select_related("source").order_by("-created_at", "name")
 
 
 def run(project: Project, name: str) -> Run:
     """A run by its name. Raises Missing."""
-    found = Run.objects.select_related("project").filter(project=project, name=name).first()
+    found = Run.objects.select_related("project", "source").filter(project=project, name=name).first()
     if found is None:
         raise Missing(f"There is no run {name} in this project.")
     return found

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import announcing, beside, blobs, keys, merging, submission
+from controlplane.registry import announcing, beside, blobs, deriving, keys, merging, submission
 from controlplane.registry.blobs import Part
 from controlplane.registry.errors import Refusal, Unacceptable, WrongState
 from controlplane.registry.heads import renew_heads
@@ -214,14 +214,18 @@ def add_blob(run: Run, content: bytes | Path) -> Blob:
 # Commit
 
 
-def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tuple[Version, bool]:
-    """Commits a version that its manifest defines; the second value is True when it is new.
+def commit_manifest(
+    run: Run, envelope: Any, anchor: Any, *, source: Version | None = None, actor: str
+) -> tuple[Version, bool]:
+    """Commits a version that its manifest defines; the second value is True when it is new. `source` is the version
+    that it serves in another format, where the run is derived.
 
     Raises Unacceptable `manifest_invalid`, `anchor_invalid`, `missing_parts`, `inventory_mismatch`,
     `signature_missing`, `signature_invalid`, `key_revoked` and Refusal `version_conflict`, `wrong_epoch`,
-    `wrong_parent`, `parent_not_ready`.
+    `wrong_parent`, `parent_not_ready`, `derived_run`.
     """
     sent = submission.parse(run, envelope, anchor)
+    deriving.require_publishable(run, source, sent.manifest.number)
     existing = Version.objects.filter(run=run, number=sent.manifest.number).first()
     if existing is not None:
         return _same_manifest(existing, sent), False
@@ -238,7 +242,9 @@ def commit_manifest(run: Run, envelope: Any, anchor: Any, *, actor: str) -> tupl
         epoch = _require_place(run, manifest.number, manifest.epoch)
         parent = _require_parent(run, epoch, None if manifest.parent is None else manifest.parent.number, manifest)
         _require_inventory(run, epoch, parent, manifest)
-        version = Version(run=run, epoch=epoch, number=manifest.number, parent=parent, published_by=actor)
+        version = Version(
+            run=run, epoch=epoch, number=manifest.number, parent=parent, source=source, published_by=actor
+        )
         _fill(version, sent, outline)
         version.save()
         _attach(version, sent, rows, Anchor.Kind.UPLOAD)
@@ -255,6 +261,7 @@ def commit_checkpoint(
 
     Raises Unacceptable `checkpoint_not_allowed` and the refusals of `commit_manifest`.
     """
+    deriving.require_publishable(run, None, number)
     path = str(allowed_checkpoint(checkpoint))
     with transaction.atomic():
         _lock(run)
@@ -370,6 +377,7 @@ def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = 
         announcing.announce(version)
         merging.queue_spans(version, run)
         merging.queue_anchor(version, run)
+        deriving.queue(version)
         audit.record(
             run.project, "system", "version.ready", _named(version), after={"state_digest": version.state_digest}
         )
@@ -430,7 +438,8 @@ def _conflict(run: Run, number: int) -> Refusal:
 
 def _require_place(run: Run, number: int, epoch: int) -> Epoch:
     last = Version.objects.filter(run=run).order_by("-number").values_list("number", flat=True).first()
-    if number != (0 if last is None else last + 1):
+    following = 0 if last is None else last + 1
+    if number < following or (number > following and run.source_id is None):  # a derived run has its source's holes
         raise _conflict(run, number)
     current = Epoch.objects.select_related("from_version").filter(run=run).order_by("-number")[0]
     if epoch != current.number:

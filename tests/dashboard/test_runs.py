@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.test import Client
 
 from controlplane.jobs.models import Job
+from controlplane.registry import deriving
 from tests import factories as make
 from tests.dashboard.conftest import World
 
@@ -93,3 +94,15 @@ def test_run_list(world: World, owner: Client) -> None:
     empty = _page(owner, world.url("runs/empty/"))
     assert "No version yet" in empty
     assert "Nothing to draw yet" in empty
+
+
+def test_variants_stand_side_by_side(world: World, owner: Client) -> None:
+    assert "the same versions in other served formats" not in owner.get(world.pages["run"]).content.decode()
+    derived = deriving.create(world.project, "demo-fp8", "demo", "fp8-block", actor="test")
+    make.mk_version(derived, 2, source=world.versions[2])
+    page = " ".join(owner.get(world.pages["run"]).content.decode().split())
+    table = page.split("the same versions in other served formats")[1]
+    assert "demo-fp8" in table
+    assert "fp8-block" in table
+    assert "not yet" in table
+    assert "demo-fp8" in owner.get(world.url("runs/demo-fp8/")).content.decode()

@@ -16,7 +16,7 @@ from controlplane.dashboard.rows import runs as rows
 from controlplane.dashboard.rows import tensors as tensor_rows
 from controlplane.dashboard.rows.keys import key_rows
 from controlplane.jobs import triggers
-from controlplane.registry import clock
+from controlplane.registry import clock, deriving
 from controlplane.registry import selectors as registry
 from controlplane.registry.errors import Missing, Refusal
 
@@ -51,6 +51,8 @@ def run(request: PageRequest, run: str) -> HttpResponse:
         "storage": rows.storage(found),
         "staleness": rows.staleness(found),
         "epochs": rows.epoch_rows(found),
+        "variants": deriving.variants(found),
+        "variant_rows": deriving.side_by_side(found, rows.VARIANT_VERSIONS),
         "keys": key_rows(found),
         "chart": charts.size_chart(points, figures.full_bytes or 0, (budget or 0) * 1024 * 1024),
         "density": charts.density_chart(points),
