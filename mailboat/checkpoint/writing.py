@@ -181,8 +181,8 @@ def _check_out(source: TensorSource, layout: Layout, out: Path, *, is_folder: bo
     for path in _read_paths(source, layout):
         if target == path or target in path.parents or (path.is_dir() and path in target.parents):
             raise CheckpointError(f"{out} overlaps {path}, which is read and never written; choose another place.")
-    if out.is_dir() and not out.is_symlink() and not _replaceable(out):
-        raise CheckpointError(f"{out} is a folder but not a checkpoint; remove it or choose another place.")
+    if out.is_dir() and not out.is_symlink():
+        _check_replaceable(out, {file.path for file in source.side_files} | _side_paths(layout))
 
 
 def _read_paths(source: TensorSource, layout: Layout) -> set[Path]:
@@ -196,6 +196,30 @@ def _read_paths(source: TensorSource, layout: Layout) -> set[Path]:
     return {Path(os.path.realpath(path)) for path in paths}
 
 
-def _replaceable(folder: Path) -> bool:
-    names = [entry.name for entry in os.scandir(folder)]
-    return not names or any(name.endswith(TENSOR_FILE) for name in names)
+def _side_paths(layout: Layout) -> set[str]:
+    return set(side_paths(layout.origin)) if layout.origin is not None and layout.origin.is_dir() else set()
+
+
+def _check_replaceable(folder: Path, known: set[str]) -> None:
+    """Refuse to replace a folder unless it is empty, or a checkpoint with no other files than those that are `known`.
+
+    What goes with the folder is lost: somebody's notes beside a model are no part of it.
+    """
+    if not any(os.scandir(folder)):
+        return
+    try:
+        shards, index = find_shards(folder)
+    except CheckpointError as problem:
+        raise CheckpointError(
+            f"{folder} is a folder but not a checkpoint; remove it or choose another place."
+        ) from problem
+    own = {*shards, *known} | ({index.name} if index is not None else set())
+    for inside, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(inside) / name).is_symlink()]
+        for name in sorted([*files, *links]):
+            path = (Path(inside) / name).relative_to(folder).as_posix()
+            if path not in own:
+                raise CheckpointError(
+                    f"{folder} holds {path}, which is no part of the checkpoint that would replace it; "
+                    "move it away, remove the folder or choose another place."
+                )

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from mailboat.commands.paths import PATH
+
 
 @click.command("digest")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 def command(path: Path) -> None:
     """Print the state digest of PATH: 64 hex digits.
 

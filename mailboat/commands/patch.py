@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from mailboat.commands.paths import PATH
+
 if TYPE_CHECKING:
     from mailboat.patch import BuiltPatch
-
-PATH = click.Path(path_type=Path)
 
 
 @click.group("patch")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from mailboat.commands.paths import PATH
 from mailboat.quantise.schemes import FORMATS
 
 
 @click.command("quantise")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@click.argument("source", metavar="SRC", type=PATH)
+@click.option("-o", "--output", "out", type=PATH, required=True, help="The folder to write.")
 @click.option("--format", "format_", type=click.Choice(FORMATS), required=True, help="What the linear weights become.")
 def command(source: Path, out: Path, format_: str) -> None:
     """Write SRC with its linear weights quantised, for engines to load.

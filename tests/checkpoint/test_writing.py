@@ -99,7 +99,7 @@ def test_a_lone_file_is_written_as_one(tmp_path: Path) -> None:
 
 def test_files_and_folders_replace_each_other(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for side in ({}, {"x": b"1"}, {"y": b"2"}, {}):
+    for side in ({}, {"x": b"1"}, {"x": b"2", "y": b"2"}):
         write_checkpoint(_source(side=side), out)
         assert sorted(_content(out)) == sorted([*side, "model.safetensors"])
     out_file = tmp_path / "m.safetensors"
@@ -125,6 +125,21 @@ def test_what_is_read_is_never_written(sharded: Path, tmp_path: Path) -> None:
                     with pytest.raises(CheckpointError):
                         write_checkpoint(source, out, layout=checkpoint.layout)
     assert _content(sharded) == before
+
+
+@pytest.mark.parametrize("stray", ["thesis.txt", "notes/thesis.txt", ".git/config", "other.safetensors", "link"])
+def test_a_folder_with_somebodys_files_beside_a_model_is_not_replaced(tmp_path: Path, stray: str) -> None:
+    out = tmp_path / "out"
+    write_checkpoint(_source(side={"config.json": b"{}"}), out)
+    path = out / stray
+    path.parent.mkdir(exist_ok=True)
+    if stray == "link":
+        path.symlink_to(tmp_path)
+    else:
+        path.write_text("years of work")
+    with pytest.raises(CheckpointError, match="choose another place"):
+        write_checkpoint(_source(side={"config.json": b"{}"}), out)
+    assert os.path.lexists(path)
 
 
 def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from mailboat.checkpoint.files import Checkpoint, Shard
 from mailboat.checkpoint.source import ArraySource, Bytes
+from mailboat.cli import cli
 from mailboat.digest import measure
 from mailboat.errors import CheckpointError, InventoryMismatch, PatchError, WrongBase
 from mailboat.patch import apply_patch, build_patch, inspect
@@ -171,3 +173,10 @@ def test_a_part_given_twice_is_counted_never(tmp_path: Path) -> None:
         == patch.changed
         == int(sum(row["changed"] for row in inspect([patch.path], measure(model(0)).inventory)["tensors"]))
     )
+
+
+@pytest.mark.parametrize("arguments", [["digest", ""], ["patch", "apply", "", "x", "-o", "y"], ["quantise", ""]])
+def test_an_empty_path_is_not_the_working_directory(arguments: list[str]) -> None:
+    said = CliRunner().invoke(cli, arguments)
+    assert said.exit_code == 2
+    assert "the path is empty" in said.output
