@@ -159,8 +159,10 @@ class Mapping:
             offset, rows = sum(sizes[:shard]) // size, sizes[shard] // size
             turn, counted = rank, True
         flat = _as_2d(spec, live)
-        if offset + rows > flat.shape[0]:
+        if offset + rows > live.shape[0]:
             raise Unmapped(f"{spec.name} does not fit into {name} of shape {tuple(live.shape)}")
+        if live.dim() == 1:  # a bias: one row here, cut by columns
+            return _checked(spec, Slice(flat[:, offset : offset + rows], 0, turn * rows, counted), across=size)
         return _checked(spec, Slice(flat[offset : offset + rows], turn * rows, 0, counted), across=size)
 
     def _expert(self, spec: TensorSpec, path: str) -> list[Slice] | None:
