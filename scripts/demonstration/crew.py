@@ -157,10 +157,14 @@ class Crew:
             raise DemoError(f"{island.name} ended with status {status}; see {island.log}")
         self.islands.remove(island)
 
+    def rows(self) -> dict[str, Mapping[str, Any]]:
+        """The fleet's rows by name."""
+        return {str(row["name"]): row for row in self.api.fleet()["islands"]}
+
     def fleet(self) -> dict[str, Mapping[str, Any]]:
-        """The fleet's rows by name; empty while the server does not answer, which the callers' deadlines bound."""
+        """The same; empty while the server does not answer, which the callers' deadlines bound."""
         try:
-            return {str(row["name"]): row for row in self.api.fleet()["islands"]}
+            return self.rows()
         except MailboatError:
             return {}
 

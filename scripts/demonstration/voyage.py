@@ -65,7 +65,7 @@ class Voyage:
             self._follow(self.crew.heard())
             published += 1
         jobs = self.crew.run_jobs(self.results[-1]["number"], [island.name for island in self.islands])
-        fleet = self.crew.fleet()
+        fleet = self.crew.rows()
         return {
             "versions": self.results,
             "islands": [

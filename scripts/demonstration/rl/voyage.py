@@ -124,7 +124,7 @@ class Voyage:
     def _leave(self, island: Island) -> None:
         self.screen.line(f"      - {island.name} leaves, and nobody told the trainer")
         self.crew.dismiss(island, LEAVE_DEADLINE)
-        self.left[island.name] = self.crew.fleet()[island.name]
+        self.left[island.name] = self.crew.rows()[island.name]
 
     def _address(self, island: Island) -> str:
         """Where its sidecar listens, from what it says in its log."""
@@ -161,7 +161,7 @@ class Voyage:
     def _judged(self) -> list[dict[str, Any]]:
         """Each island's claim against the trainer's digest of that version; those that left, as they left."""
         digests = {version["number"]: version["digest"] for version in self.versions}
-        fleet = self.crew.fleet()
+        fleet = self.crew.rows()
         rows = [(i.name, fleet[i.name], True) for i in self.crew.islands]
         rows += [(name, row, False) for name, row in self.left.items()]
         return [
