@@ -18,6 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
 _GAP_ESCAPE = 0xFFFF
+_SHORTEST_PREFIX = 8
 _P = zstd.CompressionParameter
 
 
@@ -89,6 +90,11 @@ class GapZstd(Peer):
         old[where] = np.frombuffer(raw, old.dtype, offset=codes.nbytes)
 
 
+def _prefix(old: np.ndarray) -> Any:
+    """The old tensor as a prefix; zstd takes none of less than eight bytes."""
+    return zstd.ZstdDict(old.tobytes(), is_raw=True).as_prefix if old.nbytes >= _SHORTEST_PREFIX else None
+
+
 class ZstdPatchFrom(Peer):
     """zstd --patch-from: the old tensor is the dictionary."""
 
@@ -96,14 +102,12 @@ class ZstdPatchFrom(Peer):
         """Long matches into the prefix."""
         log = min(30, max(10, (2 * new.nbytes + 64).bit_length()))
         options = {_P.compression_level: 1, _P.enable_long_distance_matching: 1, _P.window_log: log}
-        prefix = zstd.ZstdDict(old.tobytes(), is_raw=True).as_prefix
-        return [zstd.compress(new.tobytes(), options=options, zstd_dict=prefix)]
+        return [zstd.compress(new.tobytes(), options=options, zstd_dict=_prefix(old))]
 
     def apply(self, sent: list[Any], old: np.ndarray) -> None:
         """Decompress against the old tensor."""
-        prefix = zstd.ZstdDict(old.tobytes(), is_raw=True).as_prefix
         options = {zstd.DecompressionParameter.window_log_max: 31}
-        old[:] = np.frombuffer(zstd.decompress(sent[0], zstd_dict=prefix, options=options), old.dtype)
+        old[:] = np.frombuffer(zstd.decompress(sent[0], zstd_dict=_prefix(old), options=options), old.dtype)
 
 
 class ZstdFull(Peer):

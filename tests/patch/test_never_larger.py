@@ -19,7 +19,6 @@ from tests.patch.test_contextual import stepped, weights
 Pair = tuple[str, np.ndarray, np.ndarray]
 TENSORS = 3
 BLOCK = 1 << 20  # more than one chunk, and more than one block where three tensors are one
-_MIN_DICTIONARY = 8
 
 
 def noise(count: int, width: int, seed: int) -> np.ndarray:
@@ -104,10 +103,9 @@ def payloads(folder: Path, pair: Pair, tensors: int = 1) -> tuple[int, int]:
     header = 8 + int.from_bytes(raw[:8], "little")
     assert header < 1024
     sizes = []
-    for name, peer in PEERS.items():
-        if name != "zstd_patch_from" or min(part.nbytes for part in olds) >= _MIN_DICTIONARY:
-            pairs = zip(olds, news, strict=True)
-            sizes.append(sum(len(piece) for a, b in pairs for piece in peer.encode(a.reshape(-1), b.reshape(-1))))
+    for peer in PEERS.values():
+        pairs = zip(olds, news, strict=True)
+        sizes.append(sum(len(piece) for a, b in pairs for piece in peer.encode(a.reshape(-1), b.reshape(-1))))
     return len(raw) - header, min(sizes)
 
 
