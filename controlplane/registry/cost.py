@@ -1,7 +1,7 @@
 """What a route costs an island in seconds: bytes over its link, then decoding and proving on its cores.
 
-The rates are bytes of the model per second on one core, measured by `bench/codec` (docs/codec.md) and rounded down.
-They decide only between routes, so what every route pays alike (the commit, the scan after it) counts for nothing here.
+The rates are bytes of the model per second on one core, from docs/codec.md and docs/adr/routes-by-seconds.md, rounded
+down. They decide only between routes: what every route pays alike (the commit, the scan after it) counts for nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ XOR = 2.0e9
 POSITIONAL = 6.0e9
 DENSE = 2.5e9  # every byte is read, written and summed
 STRONG = 1.7e9  # BLAKE3 over the result, where the publisher did not sign the bytes
-COPY = 1.2e9  # an anchor's bytes: from download to base, from base to image
-SHIPPED = 60e-9  # seconds per changed element on one core: its position, its bytes, its share of the sums
+COPY = 1.2e9  # an anchor's bytes, twice: from download to base, from base to image
+SHIPPED, SHIPPED_IN_CONTEXT = 40e-9, 120e-9  # seconds per changed element on one core: position, bytes, sums
 STEP = 0.03  # seconds per step: manifest, digests and parts are calls of their own
 CODECS = {"contextual": CONTEXTUAL, "xor": XOR, "dense": DENSE, "positional": POSITIONAL}
 SLOWEST = min(CODECS.values())
@@ -64,9 +64,9 @@ class Means:
         rate = min((CODECS.get(codec, SLOWEST) for codec in codecs.split(",")), default=SLOWEST)
         return STEP + full_bytes / (rate * self.speed)
 
-    def shipped(self, changed: int | None) -> float:
-        """Seconds for the elements that a patch carries."""
-        return SHIPPED * (changed or 0) / self.speed
+    def element(self, codecs: str) -> float:
+        """Seconds for each element that a patch with these codecs carries."""
+        return (SHIPPED_IN_CONTEXT if "contextual" in codecs else SHIPPED) / self.speed
 
     def strong(self, full_bytes: int) -> float:
         """Seconds for the strong digests of a result, once per route with bytes that the publisher did not sign."""

@@ -30,7 +30,7 @@ BACKLOG = 16  # unfinished policy merges of a run: beyond that its workers can't
 AT_ONCE = 4  # unfinished on-demand merges of a run
 AGAIN = timedelta(days=1)  # after this, a merge that came to nothing may be asked for again
 WORTH = 0.9  # waiting has to save a tenth at least
-BUILD = 0.8e9  # bytes of the model per second that a worker merges: both ends read, digested and compared
+BUILD = 0.5e9  # bytes of the model per second that a core merges: both ends read, digested and compared
 START = 2.0  # seconds until a worker has begun, and its rows are written
 LONGEST_WAIT = 900.0
 SMALLEST = Means(link=1.0)  # to whom bytes are all that matters
@@ -121,7 +121,8 @@ def offer(run: Run, ground: Ground, route: Route, means: Means, *, ask: bool, ac
     if origin is None or guess is None or guess[2] < 2 or not means.knows("contextual"):
         return None
     size, changed, _ = guess
-    there = size / means.link + means.scan("contextual", full) + means.shipped(changed) + means.strong(full)
+    decoding = means.scan("contextual", full) + changed * means.element("contextual")
+    there = size / means.link + decoding + means.strong(full)
     job = _standing(run, origin, target.number)
     wait = _left(job, full)
     if wait > LONGEST_WAIT or wait + there > WORTH * route.total:

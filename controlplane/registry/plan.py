@@ -91,7 +91,8 @@ class _Search:
     ) -> None:
         self._full = full_bytes
         self._means = means
-        self._scan = {codecs: means.scan(codecs, full_bytes) for codecs in {edge.codecs for edge in edges}}
+        seen = {edge.codecs for edge in edges}
+        self._decoding = {codecs: (means.scan(codecs, full_bytes), means.element(codecs)) for codecs in seen}
         self._anchors, self._held = anchors, held
         self._best: dict[int, float] = {
             number: means.anchor(size, full_bytes) for number, size in anchors.items()
@@ -111,19 +112,23 @@ class _Search:
                 return
 
     def _relax(self, edges: list[Edge]) -> bool:
-        best, came, scan = self._best, self._came, self._scan
-        per_byte, per_element = 1 / self._means.link, self._means.shipped(1)
+        best, came, decoding, per_byte = self._best, self._came, self._decoding, 1 / self._means.link
         better, unknown = False, float("inf")
         for edge in edges:
             _, origin, to, _, size, changed, codecs = edge
             before = best.get(origin)
             if before is None:
                 continue
-            seconds = before + size * per_byte + (changed or 0) * per_element + scan[codecs]
+            scan, element = decoding[codecs]
+            seconds = before + size * per_byte + (changed or 0) * element + scan
             if seconds < best.get(to, unknown):
                 best[to], came[to] = seconds, edge
                 better = True
         return better
+
+    def _seconds(self, edge: Edge) -> float:
+        scan, element = self._decoding[edge.codecs]
+        return edge.bytes / self._means.link + (edge.changed or 0) * element + scan
 
     def to(self, target: int) -> Route | None:
         if target not in self._best:
@@ -135,7 +140,7 @@ class _Search:
             at = path[-1].origin
         path.reverse()
         means = self._means
-        seconds = [edge.bytes / means.link + means.shipped(edge.changed) + self._scan[edge.codecs] for edge in path]
+        seconds = [self._seconds(edge) for edge in path]
         size = sum(edge.bytes for edge in path)
         proof = means.strong(self._full) if any(edge.kind != STEP for edge in path) else 0.0
         if at in self._held:

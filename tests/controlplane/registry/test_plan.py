@@ -190,7 +190,8 @@ def slowly(edges: list[Edge], anchors: set[int], held: set[int], target: int, me
             for proven in (False, True):
                 if (seconds := best.get((edge.origin, proven))) is None:
                     continue
-                seconds += edge.bytes / means.link + means.shipped(edge.changed) + means.scan(edge.codecs, FULL)
+                elements = (edge.changed or 0) * means.element(edge.codecs)
+                seconds += edge.bytes / means.link + elements + means.scan(edge.codecs, FULL)
                 after = proven or edge.kind != "step"
                 seconds += means.strong(FULL) if after and not proven else 0.0
                 best[edge.to, after] = min(seconds, best.get((edge.to, after), math.inf))
