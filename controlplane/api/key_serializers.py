@@ -9,12 +9,27 @@ from controlplane.api.shapes import Body, Pattern, Text
 from controlplane.registry.models import RunKey
 
 
+class KeySignature(Body):
+    """One signature of an envelope."""
+
+    keyid = Text(max_length=64)
+    sig = Text(max_length=128)
+
+
+class SmallEnvelope(Body):
+    """A key document in its envelope (docs/format/manifest.md)."""
+
+    payload = Text(max_length=8192)
+    payloadType = Text(max_length=100)  # noqa: N815  DSSE's name
+    signatures = drf.ListField(child=KeySignature(), max_length=16)
+
+
 class NewKey(Body):
     """POST runs/{run}/keys. An endorsement may be sent later, with the same key again."""
 
     public_key = Pattern(HEX64)
     name = Text(max_length=80, allow_blank=True, default="")
-    endorsement = drf.DictField(allow_null=True, default=None)
+    endorsement = SmallEnvelope(allow_null=True, default=None)
 
 
 class EndKey(Body):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
+import structlog
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Max
@@ -24,6 +25,8 @@ from mailboat.manifest import HEAD_TYPE, Envelope, Head
 from mailboat.signing import HEAD, KeyDocument, endorse, sign
 
 __all__ = ["announce_keys", "encoded", "move", "raise_generation", "renew_heads"]
+
+log = structlog.get_logger(__name__)
 
 NOTIFICATION = "mailboat_head"
 GENERATIONS_BEGIN = 1_735_689_600  # 2025-01-01, as seconds since 1970
@@ -131,6 +134,11 @@ def _write(channel: Channel, version: Version, serial: int) -> None:
     envelope = Envelope.wrap(HEAD_TYPE, head.to_bytes())
     for private in head_keys.current().values():
         envelope = sign(envelope, private)
+    before = {item["keyid"] for item in (channel.head_envelope or {}).get("signatures", ())}
+    if before and before.isdisjoint(signature.keyid for signature in envelope.signatures):
+        log.error(
+            "no key of the head before signs this one: machines with other MAILBOAT_HEAD_KEYS?", channel=str(channel)
+        )
     rows = Channel.objects.filter(pk=channel.pk, serial=channel.serial).update(
         version=version,
         serial=serial,

@@ -243,6 +243,8 @@ SAME = {
     f"{RUN}/channels/{{channel}}/": {f"PUT {RUN}/channels/{{channel}}"},
     f"{RUN}/channels/{{channel}}/protect/": {f"PUT {RUN}/channels/{{channel}}"},
     f"{RUN}/settings/": {f"PATCH {RUN}"},
+    f"{RUN}/keys/register/": {f"POST {RUN}/keys"},
+    f"{RUN}/keys/{{key}}/revoke/": {f"DELETE {RUN}/keys/{{key}}"},
     f"{RUN}/collect/": {"POST jobs"},
     f"{RUN}/versions/{{number}}/replay/": {"POST jobs"},
     "tokens/new/": {"POST tokens"},

@@ -38,7 +38,8 @@ def test_keys_are_registered_once_endorsed_later_and_revoked_for_good(run: Run, 
     document = KeyDocument(PUBLISHER, str(run.pk), public_half(TWO))
     again = {"public_key": public_half(TWO), "endorsement": endorse(document, ONE).to_dict()}
     assert operator.post(KEYS, again).status_code == 201
-    problem(operator.post(KEYS, {**again, "endorsement": {}}), 422, "endorsement_invalid")
+    strange = {**again["endorsement"], "payload": "e30="}
+    problem(operator.post(KEYS, {**again, "endorsement": strange}), 422, "endorsement_invalid")
     listed = operator.get(KEYS).json()["results"]
     assert [row["public_key"] for row in listed] == [public_half(TWO), public_half(ONE)]
     address = f"{KEYS}/{made.json()['id']}"
