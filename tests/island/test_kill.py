@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mailboat.island.upkeep import UpkeepOptions
 from tests.island.contract_server import PROJECT, ContractServer
 from tests.island.fleet import Trainer, held_state, island, start_process
 
@@ -30,12 +31,15 @@ class Zygote:
             [sys.executable, "-m", "tests.island.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, server: ContractServer, store: Path, die_at: int | None, *extra: str) -> dict[str, Any]:
-        """An island that catches up once, or dies at its ``die_at``-th write."""
+    def run(self, server: ContractServer, store: Path, die_at: int | None, *extra: str, **order: int) -> dict[str, Any]:
+        """An island that catches up once, or dies at its ``die_at``-th write. ``log_entries``: compacts beyond that;
+        ``full_at``: the disk is full from that write on, for a while.
+        """
         arguments = ["island", "run", "--server", server.address, "--project", PROJECT, "--token", "once", "--once"]
         arguments += ["--store", str(store), "--image", str(store / "image"), *extra]
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps({"arguments": arguments, "die_at": die_at, "log": str(self.log)}) + "\n")
+        line = {"arguments": arguments, "die_at": die_at, "log": str(self.log), **order}
+        self.process.stdin.write(json.dumps(line) + "\n")
         self.process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
@@ -112,6 +116,30 @@ def test_a07_killed_at_every_few_writes_of_a_seed(server: ContractServer, tmp_pa
         ended = zygote.run(server, store, None)
         assert ended["status"] == 0, f"killed at write {die_at}: {zygote.log.read_text()[-2000:]}"
         assert held_state(store) == expected
+
+
+def test_a07_killed_at_every_write_of_a_compaction(server: ContractServer, tmp_path: Path, zygote: Zygote) -> None:
+    """And what is left is enough to make the image again, from the old base or the new one."""
+    template, store = tmp_path / "template", tmp_path / "store"
+    with Trainer(server, tmp_path) as trainer:
+        for _ in range(3):
+            trainer.step()
+        with island(server, template, once=True, upkeep=UpkeepOptions(log_share=9)) as running:
+            running.join()
+        expected = trainer.state().digest
+    moved = zygote.run(server, copied(template, store), None)
+    whole = zygote.run(server, copied(template, store), None, log_entries=0)
+    assert whole["status"] == 0 and whole["writes"] > moved["writes"] + 8
+    assert [path.name[:6] for path in (store / "base").iterdir()] == ["000002"]
+    for die_at in range(moved["writes"] + 1, whole["writes"] + 1, 5):
+        killed = zygote.run(server, copied(template, store), die_at, log_entries=0)
+        assert killed["status"] == -signal.SIGKILL, f"write {die_at}"
+        shutil.rmtree(store / "image")
+        ended = zygote.run(server, store, None)
+        assert ended["status"] == 0, f"killed at write {die_at}: {zygote.log.read_text()[-2000:]}"
+        assert held_state(store) == expected, f"killed at write {die_at}"
+        assert "anchor" not in zygote.log.read_text(), "rebuilt, not fetched"
+        assert not (store / "rewrite").exists()
 
 
 def test_a07_real_process_killed_at_random_moments(server: ContractServer, tmp_path: Path) -> None:

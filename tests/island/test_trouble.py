@@ -135,7 +135,7 @@ def test_a06_patch_is_never_applied_to_another_base(server: ContractServer, tmp_
         assert held_state(store) == trainer.state().digest
 
 
-def test_plan_with_a_hole_is_refused(server: ContractServer, tmp_path: Path) -> None:
+def test_a12_plan_with_a_hole_is_refused(server: ContractServer, tmp_path: Path) -> None:
     with Trainer(server, tmp_path) as trainer:
         for _ in range(3):
             trainer.step()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mailboat.digest import measure
-from tests.workers.checkpoints import commit, first, following, source, write
+from tests.workers.checkpoints import commit, first, following, publish, source, write
 from tests.workers.conftest import StartWorker, eventually
 
 
@@ -63,3 +63,30 @@ def test_a49_a_worker_killed_in_the_middle_of_a_build(
     assert any(killed in text and "lease" in text for text in job.events.values_list("message", flat=True))
     clear_abandoned()
     assert not list((home / "scratch").iterdir())
+
+
+def test_a49_a_worker_killed_in_the_middle_of_a_validation(
+    run: Any, tmp_path: Path, home: Path, start_worker: StartWorker
+) -> None:
+    from controlplane.jobs import services
+    from controlplane.registry.models import Patch
+
+    arrays = first(rows=400_000)
+    lease = {"MAILBOAT_LEASE_SECONDS": "2"}
+    doomed = start_worker("publish", **lease)
+    zero = publish(run, arrays, 0, None, tmp_path)
+    eventually(lambda: state(zero) == "ready")
+    one = publish(run, after := following(arrays, 2), 1, (arrays, zero), tmp_path)
+    while state(one) != "validating":
+        assert one.state == "committed", one.state
+    os.kill(doomed.pid, signal.SIGSTOP)
+    assert state(one) == "validating"
+    os.kill(doomed.pid, signal.SIGKILL)
+    doomed.wait()
+    one.refresh_from_db()
+    job = one.job
+    start_worker("publish", **lease)
+    eventually(lambda: services.requeue_expired() or state(job) != "running" or job.attempt == 2)
+    eventually(lambda: state(one) == "ready" and state(job) == "succeeded")
+    assert (job.attempt, one.state_digest) == (2, measure(source(after)).digest)
+    assert Patch.objects.count() == 1
