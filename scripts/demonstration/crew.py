@@ -1,7 +1,7 @@
 """The processes of a demo: one trainer and its islands, their logs, and their end.
 
-It starts them as users would: a trainer with a publisher's token, islands by `mailboat island run` with a one-time
-enrolment token. No process outlives it.
+It starts them as users would: a trainer with a publisher's token and a signing key, islands by `mailboat island run`
+with a one-time enrolment token and the trainer's public key. No process outlives it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from controlplane.accounts.services import create_token, revoke_token
 from controlplane.registry.models import Project
 from mailboat.client import Api
 from mailboat.errors import MailboatError
+from mailboat.signing import read_public, write_key
 from scripts.demonstration import DemoError
 
 PROJECT = "demo"
@@ -61,6 +62,7 @@ class Crew:
         self._publisher = _token(project, "publisher")
         self.api = Api(url, PROJECT, _token(project, "operator"))
         self.api.create_run(run)
+        self._key = self._signing_key()
 
     def end(self) -> None:
         """End every process: politely, then not."""
@@ -91,11 +93,23 @@ class Crew:
         """Run a module that speaks the trainer's line protocol."""
         command = [sys.executable, "-m", module, "--server", self.url, "--project", PROJECT]
         command += ["--run", self.run, "--folder", str(self.home / "trainer"), *arguments]
+        given = {"MAILBOAT_TOKEN": self._publisher, "OMP_WAIT_POLICY": "passive"}
+        given |= {} if self._key is None else {"MAILBOAT_SIGNING_KEY": str(self._key)}
         self._trainer = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log("trainer"), text=True,
-            env=os.environ | {"MAILBOAT_TOKEN": self._publisher, "OMP_WAIT_POLICY": "passive"} | environment,
+            env=os.environ | given | environment,
             start_new_session=True,
         )  # fmt: skip
+
+    def _signing_key(self) -> Path | None:
+        """The trainer's key, made and registered with a new run; None for a run that an older demo began unsigned."""
+        key = self.home / f"{self.run}.pem"
+        if not key.exists():
+            if self.api.newest_version(self.run) is not None:
+                return None
+            write_key(key)
+        self.api.register_key(self.run, read_public(f"{key}.pub"), "demo trainer")
+        return key
 
     def tell(self, line: str) -> None:
         """One line to the trainer."""
@@ -131,6 +145,7 @@ class Crew:
         store = folder / "store"
         command = [str(Path(sys.executable).parent / "mailboat"), "island", "run", "--server", self.url]
         command += ["--project", PROJECT, "--store", str(store), *options]
+        command += [] if self._key is None else ["--publisher-key", f"{self._key}.pub"]
         if not (store / "credential.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
             provider, region = PLACES[index % len(PLACES)]
