@@ -74,3 +74,26 @@ def test_island_uses_it(server: ContractServer, tmp_path: Path, memory: Path) ->
             again.join()
         assert any("held and verified" in line for line in again.lines)
         assert not any("rebuilt" in line for line in again.lines)
+
+
+def test_islands_on_one_host_do_not_collide(server: ContractServer, tmp_path: Path, memory: Path) -> None:
+    """Stores of one name in different folders; each has an image of its own, and one may go without the other."""
+    server.tokens = {"one", "two"}
+    stores = [tmp_path / name / "store" for name in ("one", "two")]
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with (
+            island(server, stores[0], image=None, token="one", poll_seconds=0.2) as first,
+            island(server, stores[1], image=None, token="two", poll_seconds=0.2) as second,
+        ):
+            server.wait_for(lambda: len(server.reports) == 2)
+            images = list(memory.glob("mailboat-*/*/model.safetensors"))
+            assert len(images) == 2
+            trainer.step()
+            server.wait_for(lambda: len(server.reports) == 4)
+            first.stop.set()
+            first.thread.join(20)
+            trainer.step()
+            server.wait_for(lambda: server.applied(2))
+            assert second.thread.is_alive()
+    assert len({image.parent for image in images}) == 2
