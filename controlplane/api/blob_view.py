@@ -15,6 +15,7 @@ from controlplane.api.authentication import principal_of
 from controlplane.api.permissions import require_role, run_for
 from controlplane.registry import blobs, selectors
 from controlplane.registry.errors import Missing, Refusal
+from controlplane.registry.models import Version
 
 DIRECT_SECONDS = 900
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
@@ -51,6 +52,8 @@ def find_statistics(request: HttpRequest, project: str, run: str, number: int) -
     require_role(caller, FOLLOWERS)
     version = selectors.version(run_for(caller, run), number)
     if version.statistics is None:
+        if version.state == Version.State.RETIRED:
+            raise Missing(f"Version {number} has no statistics any more: retention removed them with its patch.")
         raise Missing(f"Version {number} has no statistics: they are made of a patch, when it is validated.")
     return Found(version.run_id, version.statistics.sha256, version.statistics.size)
 

@@ -17,6 +17,7 @@ from controlplane.registry.models import Project
 
 COLUMNS = ("id", "at", "actor", "action", "target", "before", "after", "request_id")
 BATCH = 500
+RECENT, CHOICES = 5000, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,22 @@ def entries(project: Project, chosen: Filter | None = None, *, before: int | Non
 
 
 def actions(project: Project) -> list[str]:
-    """Every action in the project's log, for a filter's choices."""
-    return list(Entry.objects.filter(project=project).order_by("action").values_list("action", flat=True).distinct())
+    """The actions of the newest entries, for a filter's choices."""
+    return _recent(project, "action")
 
 
 def actors(project: Project) -> list[str]:
-    """Everybody in the project's log, for a filter's choices."""
-    return list(Entry.objects.filter(project=project).order_by("actor").values_list("actor", flat=True).distinct())
+    """Who stands in the newest entries, for a filter's choices."""
+    return _recent(project, "actor")
+
+
+def _recent(project: Project, column: str) -> list[str]:
+    """Different values among the RECENT newest entries, at most CHOICES: a log of years costs no more than a young one.
+    Whoever looks for another value writes it into the address.
+    """
+    newest = Entry.objects.filter(project=project).order_by("-id").values("id")[:RECENT]
+    found = Entry.objects.filter(pk__in=newest).order_by(column).values_list(column, flat=True).distinct()
+    return list(found[:CHOICES])
 
 
 def batches(project: Project, chosen: Filter) -> Iterator[list[Entry]]:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
@@ -19,6 +20,8 @@ from controlplane.fleet.status import Facts, Health, Sync
 from controlplane.registry import clock
 from controlplane.registry.errors import Missing
 from controlplane.registry.models import Project
+from mailboat import __version__
+from mailboat.compatibility import neighbours
 from mailboat.identity import fingerprint
 
 
@@ -199,4 +202,11 @@ def facts_of(
         draining=island.draining_since is not None,
         drain_seconds_left=0.0 if until is None else (until - now).total_seconds(),
         active_requests=island.active_requests,
+        foreign_release="" if _works_with_us(island.agent_version) else island.agent_version,
     )
+
+
+@lru_cache(256)
+def _works_with_us(release: str) -> bool:
+    """Whether islands of this release are neighbours of ours; one that was never told is."""
+    return neighbours(release, __version__)

@@ -6,12 +6,13 @@ being at a version; what a heartbeat claims can only take that away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 LATE_BEATS = 3  # heartbeats missed before an island is degraded
 LOST_BEATS = 6  # ... and lost
 CLOCK_TOLERANCE_SECONDS = 60.0
+LATE = "The last heartbeat came"
 
 
 class Health(StrEnum):
@@ -34,8 +35,7 @@ class Sync(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):  # a tuple is made in a third of the time of a frozen class, and a page makes a thousand
     """What the database knows, with ages by its own clock."""
 
     enabled: bool
@@ -58,6 +58,7 @@ class Facts:
     draining: bool = False
     drain_seconds_left: float = 0.0
     active_requests: int | None = None
+    foreign_release: str = ""  # the island's, where this control plane does not work with it
 
     @property
     def drained(self) -> bool:
@@ -83,9 +84,13 @@ def health(  # noqa: PLR0911  one line per reason
     if facts.seconds_since_seen > LOST_BEATS * facts.heartbeat_seconds:
         return Health.LOST, f"No heartbeat for {silent} s."
     if facts.seconds_since_seen > LATE_BEATS * facts.heartbeat_seconds:
-        return Health.DEGRADED, f"The last heartbeat came {silent} s ago."
+        return Health.DEGRADED, f"{LATE} {silent} s ago."
     if facts.phase in {"error", "fenced"}:
         return Health.DEGRADED, facts.reason or f"The island reports {facts.phase}."
+    if facts.foreign_release:
+        return Health.DEGRADED, (
+            f"It runs release {facts.foreign_release}, which does not work with this control plane's; upgrade it."
+        )
     if facts.clock_skew_seconds is not None and abs(facts.clock_skew_seconds) > CLOCK_TOLERANCE_SECONDS:
         direction = "ahead" if facts.clock_skew_seconds > 0 else "behind"
         return Health.HEALTHY, f"Its clock is {abs(int(facts.clock_skew_seconds))} s {direction}."

@@ -12,6 +12,7 @@ from django.test import Client
 from controlplane.dashboard.rows import comparison, tensors
 from controlplane.registry import blobs
 from controlplane.registry.models import Blob, Inventory, Version
+from controlplane.registry.retention import removing
 from mailboat.checkpoint.inventory import Inventory as Document
 from mailboat.checkpoint.inventory import Tensor
 from mailboat.patch.statistics import Statistics
@@ -90,6 +91,20 @@ def test_layers_are_summed_in_the_order_of_the_model(changed: Version) -> None:
 
 def test_a_version_without_a_patch_has_no_statistics(world: World, mate: Client) -> None:
     assert "No statistics for this version" in _page(mate, world.url("runs/demo/versions/0/tensors/"))
+
+
+def test_statistics_that_retention_took_are_told_of(changed: Version, world: World, mate: Client) -> None:
+    address = world.url(f"runs/demo/versions/{changed.number}/tensors/")
+    assert changed.statistics is not None
+    blobs.store().remove(world.run.pk, changed.statistics.sha256)  # the row goes a moment later
+    tensors._layers.cache_clear()
+    page = _page(mate, address)
+    assert "No statistics for this version" in page and "Retention has removed them" in page
+    with removing():
+        Version.objects.filter(pk=changed.pk).update(state=Version.State.RETIRED, statistics=None)
+    assert "Retention has removed them" in _page(mate, address)
+    answer = mate.get(f"/api/v1/projects/{world.project.slug}/runs/demo/versions/{changed.number}/tensors")
+    assert answer.status_code == 404 and "retention removed them" in answer.json()["detail"]
 
 
 def test_pages_and_orders_survive_nonsense(changed: Version, world: World, mate: Client) -> None:

@@ -31,15 +31,9 @@ SORTS: dict[str, Key] = {
     "version": lambda row: (row.version is None, row.version),
     "skew": lambda row: (row.skew_versions is None, row.skew_versions, row.skew_seconds),
     "patch": lambda row: (row.island.last_patch_bytes is None, row.island.last_patch_bytes),
-    "pause": lambda row: (pause_of(row) is None, pause_of(row)),
+    "pause": lambda row: (row.island.last_pause is None, row.island.last_pause),
     "seen": lambda row: (row.island.last_seen_at is None, row.island.last_seen_at),
 }
-
-
-def pause_of(row: Standing) -> float | None:
-    """Seconds for which the last sync held the engine: its commit."""
-    found = (row.island.last_seconds or {}).get("commit")
-    return float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True, slots=True)

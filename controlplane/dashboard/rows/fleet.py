@@ -14,8 +14,8 @@ from django.db.models import Count, F, Q
 
 from controlplane.dashboard import badges, wording
 from controlplane.dashboard.badges import Badge, badge
-from controlplane.dashboard.rows.filters import UNSEEN_WORDS, Filters, pause_of
-from controlplane.fleet.models import Island
+from controlplane.dashboard.rows.filters import UNSEEN_WORDS, Filters
+from controlplane.fleet import status
 from controlplane.fleet.outline import Standing
 from controlplane.fleet.status import CLOCK_TOLERANCE_SECONDS, Health, Sync
 from controlplane.registry.models import Channel, Project, Run, Version
@@ -135,7 +135,7 @@ def island_row(found: Standing, now: datetime) -> IslandRow:
         behind_since=now - timedelta(seconds=found.skew_seconds or 0),
         patch_bytes=island.last_patch_bytes,
         full_bytes=found.full_bytes,
-        pause=pause_of(found),
+        pause=island.last_pause,
         last_seen_at=island.last_seen_at,
     )
 
@@ -144,7 +144,7 @@ def health_reason(found: Standing) -> str:
     """The reason without a count of seconds: the page counts them itself, and a page must not change each second."""
     if found.health == Health.LOST and found.island.last_seen_at is not None:
         return "Its heartbeats have stopped."
-    if found.health == Health.DEGRADED and found.island.phase not in (Island.Phase.ERROR, Island.Phase.FENCED):
+    if found.health == Health.DEGRADED and found.health_reason.startswith(status.LATE):
         return "Its heartbeats are late."
     if found.health == Health.DRAINING:
         return drain_words(found.island.active_requests, found.drained)

@@ -17,6 +17,7 @@ from uuid import UUID
 import numpy as np
 
 from controlplane.registry import blobs
+from controlplane.registry.errors import Missing
 from controlplane.registry.models import Version
 from mailboat.patch.statistics import Statistics, names
 
@@ -97,10 +98,28 @@ def layer_of(name: str) -> str:
 
 
 def table(version: Version, order: str, page: int) -> TensorTable | None:
-    """The page of tensors that is asked for; None where no statistics were made."""
+    """The page of tensors that is asked for; None where no statistics are there: see `absence`."""
     if version.statistics is None or version.inventory is None:
         return None
-    found = Statistics.from_bytes(blobs.store().read(version.run_id, version.statistics.sha256))
+    try:
+        return _table(version, version.statistics.sha256, version.inventory.sha256, order, page)
+    except Missing:  # the collection was quicker than this page
+        return None
+
+
+def absence(version: Version) -> str:
+    """Why a version has no statistics, in one sentence."""
+    if version.state == Version.State.RETIRED or version.statistics is not None:
+        return "Retention has removed them with the patch; the version's own numbers stay."
+    if version.state == Version.State.FAILED:
+        return "They are made when a patch is validated, and this version failed."
+    if version.state != Version.State.READY:
+        return "They are made of a patch when it is validated; this version is not ready yet."
+    return "They are made of a patch when it is validated; an anchor without a patch has none."
+
+
+def _table(version: Version, statistics: str, inventory: str, order: str, page: int) -> TensorTable:
+    found = Statistics.from_bytes(blobs.store().read(version.run_id, statistics))
     count = len(found.changed)
     if order == "name":
         places = np.arange(count)
@@ -112,7 +131,7 @@ def table(version: Version, order: str, page: int) -> TensorTable | None:
     wanted = [int(place) for place in places[(page - 1) * PAGE : page * PAGE]]
     by_place: dict[int, Named] = {}
     keep = set(wanted)
-    document = blobs.store().read(version.run_id, version.inventory.sha256)
+    document = blobs.store().read(version.run_id, inventory)
     for row in scan(document):
         if row.index in keep:
             by_place[row.index] = row
@@ -125,7 +144,7 @@ def table(version: Version, order: str, page: int) -> TensorTable | None:
     )
     return TensorTable(
         rows=rows,
-        layers=_layers(version.run_id, version.inventory.sha256, version.statistics.sha256),
+        layers=_layers(version.run_id, inventory, statistics),
         total=count,
         touched=int(np.count_nonzero(found.encodings)),
         pages=pages,

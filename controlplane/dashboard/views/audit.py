@@ -39,13 +39,18 @@ def audit(request: PageRequest) -> HttpResponse:
         "entries": entry_rows(found[:PAGE]),
         "kept": kept,
         "query": query,
-        "actions": selectors.actions(project),
-        "actors": selectors.actors(project),
+        "actions": _offered(selectors.actions(project), kept["action"]),
+        "actors": _offered(selectors.actors(project), kept["actor"]),
         "filtered": bool(query) or before is not None,
         "older": f"?{query}&before={found[PAGE - 1].pk}" if len(found) > PAGE else "",
         "newest": f"?{query}" if before is not None else "",
     }
     return page(request, "dashboard/audit.html", context, title="Audit", tab="audit")
+
+
+def _offered(choices: list[str], chosen: str) -> list[str]:
+    """The choices of a filter; what the address names stays chosen although no recent entry has it."""
+    return choices if not chosen or chosen in choices else [chosen, *choices]
 
 
 @require_safe

@@ -106,6 +106,7 @@ def tensors(request: PageRequest, run: str, number: int) -> HttpResponse:
         "run": found,
         "version": row,
         "table": table,
+        "absence": "" if table else tensor_rows.absence(row),
         "order": order,
         "orders": [{"key": key, "word": word, "chosen": key == order} for key, word in tensor_rows.ORDERS.items()],
         "newer": f"?order={order}&page={table.page - 1}" if table and table.page > 1 else "",

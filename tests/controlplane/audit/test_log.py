@@ -79,6 +79,16 @@ def test_entries_are_added_and_nothing_else(project: Project, log: list[Entry]) 
     assert [entry.actor for entry in selectors.entries(project)][:3] == ["ada", "bob", "ada"]
 
 
+def test_choices_cost_no_more_in_an_old_log(
+    project: Project, log: list[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "RECENT", 2)
+    assert selectors.actors(project) == ["ada", "bob"]
+    assert selectors.actions(project) == ["island.pin", "token.create"]
+    monkeypatch.setattr(selectors, "CHOICES", 1)
+    assert selectors.actors(project) == ["ada"]
+
+
 def body(answer: Any) -> str:
     return b"".join(answer.streaming_content).decode()
 

@@ -16,7 +16,8 @@ from controlplane.fleet.status import Facts, Health, Sync, health, sync
 from controlplane.jobs import services as jobs
 from controlplane.registry.errors import Missing, WrongState
 from controlplane.registry.models import Channel, Run, Version
-from tests.controlplane.conftest import enrol
+from mailboat import __version__
+from tests.controlplane.conftest import Api, enrol
 from tests.controlplane.making import ready, series
 
 pytestmark = pytest.mark.django_db
@@ -193,6 +194,7 @@ def facts(**changes: Any) -> Facts:
         ({"seconds_since_seen": None}, Health.LOST, "never"),
         ({"phase": "error", "reason": "Disk full."}, Health.DEGRADED, "Disk full."),
         ({"enabled": False, "disabled_reason": "Lied."}, Health.DISABLED, "Lied."),
+        ({"foreign_release": "0.0.1"}, Health.DEGRADED, "release 0.0.1"),
         ({"clock_skew_seconds": -7200.0}, Health.HEALTHY, "7200 s behind"),
     ],
 )
@@ -261,3 +263,16 @@ def test_another_island_can_not_answer(run: Run, challenge: Challenge) -> None:
     other, _ = enrol(run, "madeira")
     with pytest.raises(Missing):
         services.answer_challenge(other, challenge.pk, version=0, digest="", answer="a" * 64)
+
+
+def test_an_island_of_a_release_too_far_away_is_degraded(island_api: tuple[Island, Api], token: Any) -> None:
+    island, api = island_api
+    operator = token("operator")
+    for agent, health_of_it in (("9.9.0", "degraded"), (__version__, "healthy"), ("unknown", "healthy")):
+        api.headers["User-Agent"] = f"mailboat/{agent}"
+        assert api.post(f"islands/{island.pk}/heartbeat", {"phase": "idle"}).status_code == 200
+        told = operator.get(f"islands/{island.pk}").json()
+        assert told["health"]["state"] == health_of_it, agent
+    api.headers["User-Agent"] = "mailboat/9.9.0"
+    api.post(f"islands/{island.pk}/heartbeat", {"phase": "idle"})
+    assert "release 9.9.0" in operator.get(f"islands/{island.pk}").json()["health"]["reason"]
