@@ -42,8 +42,8 @@ class Versions:
     def state(self) -> State:
         return measure(self.source())
 
-    def next(self) -> tuple[Path, State]:
-        """A patch to the next version."""
+    def next(self, changes: int = 3) -> tuple[Path, State]:
+        """A patch to the next version, with so many changed elements in each tensor where it has them."""
         before = ArraySource(
             {k: v.copy() for k, v in self.arrays.items()},
             dtypes=dict.fromkeys(self.arrays, "BF16"),
@@ -52,7 +52,7 @@ class Versions:
         self.number += 1
         for weight in self.arrays.values():
             flat = weight.reshape(-1)
-            where = self.random.choice(flat.size, 3, replace=False)
+            where = self.random.choice(flat.size, min(changes, flat.size), replace=False)
             flat[where] ^= self.random.integers(1, 1 << 15, where.size, np.uint16)
         self.arrays["model.norm.weight"][0] = self.number
         path = self.folder / f"{self.number}.mbp"

@@ -53,9 +53,15 @@ def test_a08_a_failed_install_is_fenced_until_it_is_whole(
         assert not engine.paused
 
 
-@pytest.mark.parametrize("call", ["/pause", "reload_weights", "/update_weight_version", "/resume"])
-def test_a04_no_way_out_leaves_an_engine_paused(call: str, tmp_path: Path) -> None:
-    engine = ContractEngine("vllm", extension=False)
+CALLS = {
+    "vllm": ("/pause", "reload_weights", "/update_weight_version", "/resume"),
+    "sglang": ("/pause_generation", "/update_weights_from_disk", "/continue_generation"),
+}
+
+
+@pytest.mark.parametrize(("kind", "call"), [(kind, call) for kind, calls in CALLS.items() for call in calls])
+def test_a04_no_way_out_leaves_an_engine_paused(kind: str, call: str, tmp_path: Path) -> None:
+    engine = ContractEngine(kind, extension=False)
     with station([engine], tmp_path) as running:
         engine.faults[call] = "500"
         with pytest.raises(Exception):  # noqa: B017 - which one is the other tests' subject
@@ -77,6 +83,15 @@ def test_a30_a_tensor_without_a_home_is_never_skipped(tmp_path: Path) -> None:
         assert any("way A" in line and "repacked" in line for line in running.lines), running.lines
         running.step()
         assert "mailboat_write" not in engine.calls and engine.version == 1
+
+
+def test_a30_blocks_that_change_as_a_whole_are_written_in_place_too(tmp_path: Path) -> None:
+    engine = ContractEngine("vllm")
+    with station([engine], tmp_path) as running:
+        running.commit(*running.versions.next(changes=1 << 20))
+        assert "mailboat_write" in engine.calls and engine.calls.count("reload_weights") == 1
+        running.sidecar.engine.audit(running.image)  # type: ignore[arg-type]
+        assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
 
 
 def test_wrong_sums_in_place_lead_to_a_reload(tmp_path: Path) -> None:

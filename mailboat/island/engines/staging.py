@@ -54,8 +54,12 @@ class StagingFolder:
         }
         (self.path / "inventory.json").write_text(json.dumps(body))
 
-    def write_overlay(self, overlay: Overlay, number: int) -> Path:
-        """The overlay's changes: per tensor its index and count as u64, positions as i64, new elements, padded to 8."""
+    def write_overlay(self, overlay: Overlay, number: int) -> tuple[Path, int]:
+        """The overlay's changes: per tensor its index and count as u64, positions as i64, new elements, padded to 8.
+
+        The file, and how many elements it holds: all of a block that the overlay holds whole.
+        """
+        written = 0
         path = self.path / f"overlay-{number}"
         tensors = overlay.target.inventory.tensors
         with path.open("wb") as file:
@@ -65,11 +69,12 @@ class StagingFolder:
                 positions, elements = _changes(overlay, index, tensor.nbytes, tensor.width)
                 if not positions.size:
                     continue
+                written += positions.size
                 file.write(struct.pack("<QQ", index, positions.size))
                 file.write(positions.data)
                 file.write(elements.data)
                 file.write(b"\0" * (-elements.size % 8))
-        return path
+        return path, written
 
 
 def _changes(overlay: Overlay, index: int, nbytes: int, width: int) -> tuple[np.ndarray, np.ndarray]:

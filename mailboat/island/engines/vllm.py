@@ -60,7 +60,7 @@ class VllmServer:
         if self._opened != image.inventory.digest or overlay.side_paths or self._folder is None:
             return None  # other side files may be another configuration: only a whole load takes them in
         number = next(self._numbers)
-        path = self._folder.write_overlay(overlay, number)
+        path, written = self._folder.write_overlay(overlay, number)
         try:
             answers = self._collective("mailboat_stage", [str(path), number])
         except EngineUnreachable:
@@ -71,8 +71,8 @@ class VllmServer:
         finally:
             path.unlink(missing_ok=True)
         changed = sum(int(answer["changed"]) for answer in answers)
-        if changed != overlay.changed:
-            self._tell(f"reloads from the image: its workers took {changed} of {overlay.changed} changes")
+        if changed != written:
+            self._tell(f"reloads from the image: its workers took {changed} of {written} changes")
             return None
         return Staged({"number": number, "tensors": len(image.inventory.tensors)})
 
