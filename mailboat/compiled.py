@@ -353,6 +353,16 @@ def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
     return count
 
 
+@njit("int64(uint32[::1])", nogil=True, cache=True)
+def equal_gaps(positions: Any) -> Any:
+    """How many gaps between positions equal the one before."""
+    count = np.int64(0)
+    for i in range(2, positions.size):
+        here = positions[np.uint64(i)] - positions[np.uint64(i - 1)]
+        count += here == positions[np.uint64(i - 1)] - positions[np.uint64(i - 2)]
+    return count
+
+
 @njit("int64(uint32[::1], int64)", nogil=True, cache=True, error_model="numpy")
 def rice_bits(positions: Any, r: Any) -> Any:
     """Bits that `rice_encode` needs for these positions with parameter `r`."""
@@ -671,6 +681,7 @@ def hazard_of(level: int, sixteenth: int = 0) -> int:
 HAZARD_TABLE = np.array([hazard_of(level) >> 32 for level in range(HAZARDS)], np.uint32)
 NO_EVENT = np.array([(half_power(x) + (1 << 47)) >> 48 for x in range(257)], np.uint64)
 RATES = np.array([131072 // (2 * min(seen, 148) + 3) for seen in range(256)], np.uint64)
+_TILE = np.uint64(TILE)
 _U1, _U8, _U16, _U22 = np.uint64(1), np.uint64(8), np.uint64(16), np.uint64(22)
 _LOW_RANGE = np.uint64(1 << 32)
 _HALF = np.uint64(32768)
@@ -842,8 +853,8 @@ def _take_number(code, span, at, data, contexts, row, known):  # type: ignore[no
 @njit("uint64(uint64[::1], int64, int64)", nogil=True, cache=True, inline="always")
 def _element(words, index, width):  # type: ignore[no-untyped-def]
     """One element of `width` bytes as a number, with what lies above it in its word."""
-    byte = index * width
-    return words[byte >> 3] >> np.uint64((byte & 7) << 3)
+    byte = np.uint64(index) * np.uint64(width)
+    return words[byte >> np.uint64(3)] >> ((byte & np.uint64(7)) << np.uint64(3))
 
 
 # Where the processor can, the hazards of a chunk are looked up 16 at a time, in a table of WINDOW classes that lie
@@ -899,26 +910,58 @@ def _chunk_vectors(context: Any, builder: Any, signature: Any, arguments: Any) -
     return hazards, held
 
 
-def _total(builder: Any, vectors: list[Any]) -> Any:
-    """The sum of everything in some vectors, as 64 bits."""
-    first, second, third, fourth = vectors
-    both = builder.add(builder.add(first, second), builder.add(third, fourth))
-    return builder.zext(_call(builder, "llvm.vector.reduce.add.v16i32", _I32, [both]), ir.IntType(64))
+def _totals(builder: Any, chunks: list[list[Any]]) -> Any:
+    """The sums of four chunks' vectors, as a vector of four."""
+    sums = [builder.add(builder.add(v[0], v[1]), builder.add(v[2], v[3])) for v in chunks]
+    # Halves are added, with those of a neighbour beside them, until each chunk has four numbers left; then one.
+    for size in (8, 4):
+        low = [lane for lane in range(2 * LANES) if lane % (2 * size) < size]
+        high = [lane + size for lane in low]
+        sums = [
+            builder.add(builder.shuffle_vector(x, y, _places(low)), builder.shuffle_vector(x, y, _places(high)))
+            for x, y in zip(sums[::2], sums[1::2], strict=True)
+        ]
+    (fours,) = sums
+    for step in (2, 1):
+        moved = [lane ^ step for lane in range(LANES)]
+        fours = builder.add(fours, builder.shuffle_vector(fours, fours, _places(moved)))
+    return builder.shuffle_vector(fours, fours, ir.Constant(ir.VectorType(_I32, 4), [0, 4, 8, 12]))
 
 
-def _sum_chunk(typingctx: Any, words: Any, at: Any, table: Any, shift: Any, base: Any, outside: Any) -> Any:  # noqa: ARG001
-    """The sum of a chunk's hazards; FAR is set where ((element - base) & outside) is not 0 for all its elements."""
+def _sum_four(
+    typingctx: Any,  # noqa: ARG001
+    words: Any,
+    at: Any,  # noqa: ARG001
+    table: Any,
+    shift: Any,  # noqa: ARG001
+    base: Any,  # noqa: ARG001
+    outside: Any,  # noqa: ARG001
+    out: Any,
+    first: Any,  # noqa: ARG001
+) -> Any:
+    """The sums of the hazards of four chunks, to `out` from item `first` on.
+
+    Returns whether ((element - base) & outside) is not 0 for any of their elements.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        hazards, held = _chunk_vectors(context, builder, signature, arguments)
         from_, mask = (_splat(builder, builder.trunc(arguments[k], ir.IntType(16)), _HALVES) for k in (4, 5))
-        first, second = (builder.and_(builder.sub(builder.bitcast(v, _HALVES), from_), mask) for v in held)
-        unequal = builder.icmp_unsigned("!=", builder.or_(first, second), ir.Constant(_HALVES, None))
-        far = builder.icmp_unsigned("!=", builder.bitcast(unequal, _I32), ir.Constant(_I32, 0))
-        mark = builder.select(far, ir.Constant(ir.IntType(64), int(FAR)), ir.Constant(ir.IntType(64), 0))
-        return builder.or_(_total(builder, hazards), mark)
+        chunks, beyond = [], ir.Constant(_HALVES, None)
+        for number in range(4):
+            at_ = builder.add(arguments[1], ir.Constant(ir.IntType(64), number * CHUNK // 4))
+            hazards, held = _chunk_vectors(context, builder, signature, [arguments[0], at_, *arguments[2:]])
+            chunks.append(hazards)
+            for elements in held:
+                moved = builder.sub(builder.bitcast(elements, _HALVES), from_)
+                beyond = builder.or_(beyond, builder.and_(moved, mask))
+        four = ir.VectorType(_I32, 4)
+        address = builder.gep(_data(context, builder, signature.args[6], arguments[6]), [arguments[7]])
+        builder.store(_totals(builder, chunks), builder.bitcast(address, four.as_pointer()), align=4)
+        unequal = builder.icmp_unsigned("!=", beyond, ir.Constant(_HALVES, None))
+        return builder.icmp_unsigned("!=", builder.bitcast(unequal, _I32), ir.Constant(_I32, 0))
 
-    return types.uint64(words, types.int64, table, types.uint64, types.uint64, types.uint64), generate
+    kinds = (words, types.int64, table, types.uint64, types.uint64, types.uint64, out, types.int64)
+    return types.boolean(*kinds), generate
 
 
 def _add_up(typingctx: Any, words: Any, at: Any, table: Any, shift: Any, ends: Any) -> Any:  # noqa: ARG001
@@ -968,7 +1011,7 @@ def _places(lanes: list[int]) -> Any:
     return ir.Constant(ir.VectorType(_I32, LANES), lanes)
 
 
-_chunk_sum: Any = intrinsic(_sum_chunk)
+_four_sums: Any = intrinsic(_sum_four)
 _chunk_ends: Any = intrinsic(_add_up)
 _passed: Any = intrinsic(_ends_passed)
 
@@ -1065,14 +1108,13 @@ def _tile_hazards(old, first, elements, width, shift, mask, hazards, window, low
     if WIDE and width == 2:
         base = np.uint64(lowest) << shift
         outside = (mask & ~np.uint64(WINDOW - 1)) << shift
-        done = elements // CHUNK
-        for i in range(done):
-            total = _chunk_sum(old, start + i * 16, window, shift, base, outside)
-            out[i] = np.uint32(total)
-            if total & _FAR != _ZERO:
-                one = old[start + i * 16 : start + i * 16 + 16]
-                chunk_hazards(one, CHUNK, width, shift, mask, hazards, out[i : i + 1])
-                out[i] |= FAR
+        done = elements // CHUNK & ~np.int64(3)
+        for i in range(0, done, 4):
+            at = start + i * 16
+            if _four_sums(old, at, window, shift, base, outside, out, i):
+                chunk_hazards(old[at : at + 64], 4 * CHUNK, width, shift, mask, hazards, out[i : i + 4])
+                for k in range(4):
+                    out[i + k] |= FAR
     if done * CHUNK < elements:
         rest = elements - done * CHUNK
         chunk_hazards(old[start + done * (CHUNK * width >> 3) :], rest, width, shift, mask, hazards, out[done:])
@@ -1205,11 +1247,12 @@ def encode_contextual(
             ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
             _tile_hazards(old, chunk * CHUNK, ahead, width, shift, mask, hazards, window, lowest, chunks)
             ready = chunk + TILE
-        position = np.int64(positions[done])
+        position = np.int64(positions[np.uint64(done)])
         # Chunks without a change, and likely so: one bit each.
         quiet = min(ready, position // CHUNK)
+        limit = due - events * _PER_EVENT
         while chunk < quiet and at < room:
-            part = np.uint64(chunks[chunk % TILE]) & _SUMMED
+            part = np.uint64(chunks[np.uint64(chunk) % _TILE]) & _SUMMED
             y = (part * scale) >> _U16
             if y > _SPLIT:
                 break
@@ -1219,11 +1262,12 @@ def encode_contextual(
                 low, span, at = low << _S32, span << _S32, at + _U1
             exposure += part
             chunk += 1
-            if exposure + events * _PER_EVENT >= due:
+            if exposure >= limit:
                 events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+                limit = due - events * _PER_EVENT
         if chunk == ready:
             continue
-        hazard = np.uint64(chunks[chunk % TILE])
+        hazard = np.uint64(chunks[np.uint64(chunk) % _TILE])
         far = hazard & _FAR != _ZERO
         hazard &= _SUMMED
         start = chunk * CHUNK
@@ -1238,22 +1282,22 @@ def encode_contextual(
         while j < end and done < count:
             if at >= room:
                 return np.int64(CONTEXTUAL_FULL)
-            position = np.int64(positions[done])
+            position = np.int64(positions[np.uint64(done)])
             e, part = end, hazard
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
                 e = j + ((e - j) >> 1)
-                part = np.uint64(ends[e - start]) - passed - np.uint64(e - j)
+                part = np.uint64(ends[np.uint64(e - start)]) - passed - np.uint64(e - j)
                 y = (part * scale) >> _U16
             if position >= e:
                 low, span, at = _put_bit(low, span, at, out, _ZERO, _no_event(y))
                 exposure += part
                 hazard -= part
                 j = e
-                passed = np.uint64(ends[j - start])
+                passed = np.uint64(ends[np.uint64(j - start)])
                 continue
             low, span, at = _put_bit(low, span, at, out, _U1, _no_event(y))
-            first = np.uint64(ends[position - start]) - passed
+            first = np.uint64(ends[np.uint64(position - start)]) - passed
             before = first - np.uint64(position - j)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
@@ -1265,7 +1309,7 @@ def encode_contextual(
             events += _U1
             hazard -= before + own
             j = position + 1
-            passed = np.uint64(ends[j - start])
+            passed = np.uint64(ends[np.uint64(j - start)])
             rank = _rank(u & element_mask, flip, floats, top, element_mask)
             after = _rank(_element(new, done, width) & element_mask, flip, floats, top, element_mask)
             step = (after - rank) & element_mask
@@ -1322,8 +1366,9 @@ def decode_contextual(
             _tile_hazards(old, chunk * CHUNK, ahead, width, shift, mask, hazards, window, lowest, chunks)
             ready = min(last, chunk + TILE)
         # Chunks without a change, and likely so: one bit each.
+        limit = due - events * _PER_EVENT
         while chunk < ready:
-            part = np.uint64(chunks[chunk % TILE]) & _SUMMED
+            part = np.uint64(chunks[np.uint64(chunk) % _TILE]) & _SUMMED
             y = (part * scale) >> _U16
             if y > _SPLIT:
                 break
@@ -1339,11 +1384,12 @@ def decode_contextual(
                 span = span << _S32
             exposure += part
             chunk += 1
-            if exposure + events * _PER_EVENT >= due:
+            if exposure >= limit:
                 events, exposure, scale, due = _rescaled(events, exposure, scale, due)
+                limit = due - events * _PER_EVENT
         if chunk == ready:
             continue
-        hazard = np.uint64(chunks[chunk % TILE])
+        hazard = np.uint64(chunks[np.uint64(chunk) % _TILE])
         far = hazard & _FAR != _ZERO
         hazard &= _SUMMED
         start = chunk * CHUNK
@@ -1360,14 +1406,14 @@ def decode_contextual(
             y = (part * scale) >> _U16
             while y > _SPLIT and e - j > 1:
                 e = j + ((e - j) >> 1)
-                part = np.uint64(ends[e - start]) - passed - np.uint64(e - j)
+                part = np.uint64(ends[np.uint64(e - start)]) - passed - np.uint64(e - j)
                 y = (part * scale) >> _U16
             code, span, at, bit = _take_bit(code, span, at, data, _no_event(y))
             if bit == _ZERO:
                 exposure += part
                 hazard -= part
                 j = e
-                passed = np.uint64(ends[j - start])
+                passed = np.uint64(ends[np.uint64(j - start)])
                 continue
             position, before, unit = j, _ZERO, _U1
             if e - j > 1:
@@ -1376,7 +1422,7 @@ def decode_contextual(
                 if place >= part + np.uint64(e - j):
                     return np.int64(CONTEXTUAL_DAMAGED)
                 position = start + _passed(ends, passed + place)
-                before = np.uint64(ends[position - start]) - passed - np.uint64(position - j)
+                before = np.uint64(ends[np.uint64(position - start)]) - passed - np.uint64(position - j)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
             own = np.uint64(hazards[kind])
@@ -1393,7 +1439,7 @@ def decode_contextual(
             events += _U1
             hazard -= before + own
             j = position + 1
-            passed = np.uint64(ends[j - start])
+            passed = np.uint64(ends[np.uint64(j - start)])
             code, span, at, sign = _take_sign(code, span, at, data)
             row = kind * np.uint64(CONTEXTS)
             # Nine in ten steps are the number 0: only the others take the call.

@@ -90,7 +90,7 @@ def encode(
     r = rice_parameter(elements, changed)
     position_bytes = -(-int(compiled.rice_bits(positions, r)) // 8)
     values, literals = _values(scratch, old, new, positions, **shape)
-    regular = is_regular(positions)
+    regular = is_regular(scratch, positions)
     if changed * DENSE_FROM > elements or regular:
         measured = compressed_size if regular else estimate
         size = position_bytes + measured(values, "values") + measured(literals, "literals")
@@ -119,12 +119,11 @@ def _mostly_literals(scratch: Scratch, old: Words, new: Words, positions: Positi
     return literals.size * _OTHER_TO >= first.size * width * _OTHER_FROM
 
 
-def is_regular(positions: Positions) -> bool:
+def is_regular(scratch: Scratch, positions: Positions) -> bool:
     """Whether changes lie in runs or at even distances: zstd sees that, while codes of positions do not."""
     if positions.size < _REGULAR_FROM:
         return False
-    gaps = np.diff(positions)
-    return bool(np.count_nonzero(gaps[1:] == gaps[:-1]) * _REGULAR_SHARE >= positions.size)
+    return int(scratch.kernels.equal_gaps(positions)) * _REGULAR_SHARE >= positions.size
 
 
 def _smaller_planes(

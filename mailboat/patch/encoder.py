@@ -165,12 +165,17 @@ class Encoder:
         delta = blocks.sum_change(scratch, old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
-        elif self._for_size and 0 < positions.size <= job.elements // CONTEXTUAL_SHARE and not is_regular(positions):
+        elif self._for_size and self._may_be_contextual(scratch, job, positions):
             encoded = self._changes(scratch, job, old, new, positions)
         else:
             order = order_of(self._tensors[job.index].dtype)
             encoded = blocks.encode(scratch, old, new, positions, elements=job.elements, width=width, order=order)
         return Scanned(job, old_bytes, new_bytes, positions.size, base_sums, delta, encoded)
+
+    @staticmethod
+    def _may_be_contextual(scratch: Scratch, job: Job, positions: Positions) -> bool:
+        few = 0 < positions.size <= job.elements // CONTEXTUAL_SHARE
+        return few and not is_regular(scratch, positions)
 
     def _changes(self, scratch: Scratch, job: Job, old: Words, new: Words, positions: Positions) -> Changes:
         """What a block keeps until its group is coded."""
