@@ -215,9 +215,29 @@ def _endorsed(items: list[Any]) -> dict[str, Envelope | None]:
     return {key: None if said is None else Envelope.from_dict(said) for key, said in zip(keys, told, strict=True)}
 
 
-def _standing_keys(body: Any) -> dict[str, tuple[str, ...]] | None:
-    keys = _optional(body, "keys", Mapping)
-    return keys and {name: _public_keys(_get(keys, name, list)) for name in ("publishers", "revoked", "heads")}
+@dataclass(frozen=True, slots=True)
+class StandingKeys:
+    """Public keys (hex): of publishers that count and of those that were revoked, and of heads. ``derived``: a worker
+    publishes the run, whose key is not named here.
+    """
+
+    publishers: tuple[str, ...]
+    revoked: tuple[str, ...]
+    heads: tuple[str, ...]
+    derived: bool
+
+    @classmethod
+    def parse(cls, body: Any) -> StandingKeys | None:
+        """Reads ``keys``; None from an older control plane."""
+        keys = _optional(body, "keys", Mapping)
+        if keys is None:
+            return None
+        return cls(
+            publishers=_public_keys(_get(keys, "publishers", list)),
+            revoked=_public_keys(_get(keys, "revoked", list)),
+            heads=_public_keys(_get(keys, "heads", list)),
+            derived=_optional(keys, "derived", bool) is True,
+        )
 
 
 def _public_keys(items: Any) -> tuple[str, ...]:
@@ -273,7 +293,7 @@ class Enrolment:
     channel: str
     heartbeat_seconds: float
     pending: bool = False  # an operator has to approve the island first
-    keys: Mapping[str, tuple[str, ...]] | None = None  # publishers, revoked, heads; None from an older control plane
+    keys: StandingKeys | None = None  # None from an older control plane
 
     @classmethod
     def parse(cls, body: Any) -> Enrolment:
@@ -288,7 +308,7 @@ class Enrolment:
             channel=_get(body, "channel", str),
             heartbeat_seconds=float(_get(body, "heartbeat_seconds", (int, float))),
             pending=_optional(body, "pending", bool) is True,
-            keys=_standing_keys(body),
+            keys=StandingKeys.parse(body),
         )
 
 
@@ -338,7 +358,7 @@ class HeartbeatReply:
     channel: str | None = None
     credential: str | None = None
     drain: str | None = None
-    keys: Mapping[str, tuple[str, ...]] | None = None  # publishers, revoked, heads; None from an older control plane
+    keys: StandingKeys | None = None  # None from an older control plane
 
     @classmethod
     def parse(cls, body: Any) -> HeartbeatReply:
@@ -353,5 +373,5 @@ class HeartbeatReply:
             channel=_optional(body, "channel", str) or None,
             credential=_optional(body, "credential", str) or None,
             drain=None if drain is None else _optional(drain, "reason", str) or "",
-            keys=_standing_keys(body),
+            keys=StandingKeys.parse(body),
         )

@@ -87,7 +87,7 @@ class Run(drf.Serializer):
     id = drf.UUIDField()
     name = drf.CharField()
     served_format = drf.CharField()
-    source = drf.CharField(allow_null=True)
+    source = drf.CharField(allow_null=True)  # type: ignore[assignment]  # a field of the document
     quantiser = drf.DictField(allow_null=True)
     announce = drf.ChoiceField(RunRow.Announce.choices)
     settings = RunSettings()
@@ -397,6 +397,7 @@ class StandingKeys(drf.Serializer):
     """Public keys, 64 hex digits each: those of the run's publishers, revoked ones, those that sign heads."""
 
     publishers = drf.ListField(child=drf.CharField())
+    derived = drf.BooleanField()  # a worker publishes the run; its key has to be given to an island by name
     revoked = drf.ListField(child=drf.CharField())
     heads = drf.ListField(child=drf.CharField())
 

@@ -32,7 +32,7 @@ from controlplane.registry.models import Run
 OWN = frozenset({ISLAND})
 
 
-def _keys(run: Run) -> dict[str, list[str]]:
+def _keys(run: Run) -> dict[str, Any]:
     """What an island pins when it meets keys for the first time, and which keys count no more."""
     return {**keys.standing(run), "heads": list(head_keys.public().values())}
 

@@ -118,12 +118,15 @@ def _unsigned(run: Run) -> Refusal:
     )
 
 
-def standing(run: Run) -> dict[str, list[str]]:
-    """The publishers' keys that count and those that do not any more, for islands. One query."""
+def standing(run: Run) -> dict[str, Any]:
+    """The publishers' keys that count and those that do not any more, for islands, and whether a worker publishes the
+    run: its key is not among them, since islands have to opt in to it by name. One query.
+    """
     rows = list(of_run(run).filter(kind=RunKey.Kind.PUBLISHER).values_list("public_key", "revoked_at"))
     return {
         "publishers": [public_key for public_key, revoked_at in rows if revoked_at is None],
         "revoked": [public_key for public_key, revoked_at in rows if revoked_at is not None],
+        "derived": run.source_id is not None,
     }
 
 

@@ -149,7 +149,7 @@ class Heartbeat:
         reply = self._api.heartbeat(self._island, body)
         self._credentials.accepted()
         if reply.keys is not None:
-            self._trust.heard(**reply.keys)
+            self._trust.heard(reply.keys)
             self._speaks_of_keys = True
         self._seconds = max(0.05, reply.heartbeat_seconds)
         if reply.enabled != self.enabled:

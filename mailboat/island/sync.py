@@ -151,7 +151,7 @@ class Island:
         self._status = Status(phase=PREPARING)
         self._trust = Trust(store, enrolled.run_id, options.publisher_keys, ask=self._ask, say=say)
         if enrolled.keys is not None:
-            self._trust.heard(**enrolled.keys)
+            self._trust.heard(enrolled.keys)
         documents = self._documents = Documents(api, enrolled.run, enrolled.run_id, store, self._trust)
         link = EmulatedLink(options.link_mbit, sleep=stop.sleep) if options.link_mbit else None
         self._sidecar = sidecar

@@ -10,12 +10,13 @@ what was pinned because an option is missing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from mailboat.errors import ApiError, ManifestError, NotFound, Unreachable
 from mailboat.identity import fingerprint
 from mailboat.island.store import Store
 from mailboat.manifest import Envelope
+from mailboat.replies import StandingKeys
 from mailboat.signing import HEAD, PUBLISHER, KeyDocument, endorsers, signers
 
 NOTE = "trust"
@@ -48,6 +49,7 @@ class Trust:
         self._heads: list[str] = list(kept.get("heads") or [])
         self._revoked: set[str] = set(kept.get("revoked") or [])
         self._signed: dict[str, list[str]] = dict(kept.get("signed") or {})  # manifest -> who signed it
+        self._derived = kept.get("derived") is True
         self._asked: set[str] = set()
         roots = {key for key, how in self._publishers.items() if how == "given"}
         self.changed = bool(given) and set(given) != roots  # what was accepted before was judged by other keys
@@ -59,8 +61,8 @@ class Trust:
 
     @property
     def enforced(self) -> bool:
-        """Whether publishers' keys are known: then nothing without their signature is gone to."""
-        return bool(self._publishers)
+        """Whether publishers' keys are known, or have to be: then nothing without their signature is gone to."""
+        return bool(self._publishers) or self._derived
 
     @property
     def given(self) -> bool:
@@ -73,21 +75,24 @@ class Trust:
         with self._lock:
             return [key for key in self._publishers if key not in self._revoked]
 
-    def heard(self, *, publishers: Iterable[str], revoked: Iterable[str], heads: Iterable[str]) -> None:
-        """What the control plane says of keys: pins the first ones, and ends those that are revoked."""
+    def heard(self, said: StandingKeys) -> None:
+        """What the control plane says of keys: pins the first ones, and ends those that are revoked. The key of a
+        worker that publishes a derived run is never pinned: only whoever starts the island can name it.
+        """
         with self._lock:
-            before = (len(self._publishers), len(self._heads), len(self._revoked))
+            before = (len(self._publishers), len(self._heads), len(self._revoked), self._derived)
+            self._derived = self._derived or said.derived
             if not self._publishers:
-                self._publishers = dict.fromkeys(publishers, "first use")
+                self._publishers = dict.fromkeys(said.publishers, "first use")
                 for key in self._publishers:
                     self._say(f"trusting the publisher's key {fingerprint(key)} from now on, as the first one met")
             if not self._heads:
-                self._heads = list(dict.fromkeys(heads))
-            for key in set(revoked) - self._revoked:
+                self._heads = list(dict.fromkeys(said.heads))
+            for key in set(said.revoked) - self._revoked:
                 self._revoked.add(key)
                 if key in self._publishers:
                     self._say(f"the publisher's key {fingerprint(key)} was revoked and counts no more")
-            if before != (len(self._publishers), len(self._heads), len(self._revoked)):
+            if before != (len(self._publishers), len(self._heads), len(self._revoked), self._derived):
                 self._keep()
 
     # -- manifests
@@ -120,6 +125,11 @@ class Trust:
     def require(self, envelope: Envelope, number: int, *, held: bool = False) -> None:
         """Raises Untrusted for the manifest of a version that no trusted publisher has signed."""
         if not self.accepts(envelope, held=held):
+            if self._derived and not self._publishers:
+                raise Untrusted(
+                    "The run is derived: a worker quantises and signs it, not its trainer. Start the island with "
+                    "--publisher-key and that worker's key, which the run's page names, to trust it."
+                )
             raise Untrusted(f"The manifest of version {number} {_why(envelope)} a publisher that this island trusts.")
 
     # -- heads
@@ -181,6 +191,7 @@ class Trust:
             "run": self._run_id,
             "publishers": self._publishers,
             "heads": self._heads,
+            "derived": self._derived,
             "revoked": sorted(self._revoked),
             "signed": self._signed,
         }

@@ -94,6 +94,7 @@ class ContractServer:
         self.publishers: dict[str, Envelope | None] = {}
         self.head_documents: dict[str, Envelope] = {}
         self.revoked: list[str] = []
+        self.derived = False
         self.released = False  # lets long polls end at once
         self.runs: set[str] = {RUN}
         self.elsewhere: dict[int, str] = {}  # version -> where its anchor lies beside, or instead of, the blobs
@@ -340,7 +341,9 @@ class ContractServer:
         if not self.head_keys:
             return {}
         heads = [public_half(private) for private in self.head_keys]
-        return {"keys": {"publishers": list(self.publishers), "revoked": self.revoked, "heads": heads}}
+        pinned = [] if self.derived else list(self.publishers)
+        said = {"publishers": pinned, "revoked": self.revoked, "heads": heads, "derived": self.derived}
+        return {"keys": said}
 
     def _plan(self, *, query: dict[str, str], **_: Any) -> Reply:
         to = int(query["to"])

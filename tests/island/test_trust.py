@@ -271,3 +271,15 @@ def test_a_plan_that_leads_elsewhere_is_refused(
         assert held_state(tmp_path / "store") == held and not server.applied(1)
         del server.plan
         server.wait_for(lambda: server.applied(1))
+
+
+def test_a_derived_run_is_followed_by_islands_alone_that_name_its_workers_key(
+    server: ContractServer, trainer: Trainer, key: Path, tmp_path: Path
+) -> None:
+    server.derived = True
+    trainer.step()
+    with island(server, tmp_path / "store"):
+        alarmed(server, "The run is derived")
+        assert not server.applied(0)
+    with island(server, tmp_path / "store", **given(key)):
+        server.wait_for(lambda: server.applied(0))
