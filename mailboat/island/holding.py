@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mailboat.checkpoint.files import Checkpoint, Layout
 from mailboat.digest import State
@@ -30,6 +31,7 @@ from mailboat.route import Documents, open_proven, prove, published
 from mailboat.snapshot import Snapshot
 
 Say = Callable[[str], None]
+IMAGE_NOTE = "image"  # which folder is the image that was made last
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Holding:
         self._members = members or Alone()
         if self._chosen is not None:
             store.require_outside(self._chosen)
-            Image.require_place(self._chosen)
+            self._require_place(self._chosen)
 
     def close(self) -> None:
         """Closes the image; its bytes stay for the next start."""
@@ -361,14 +363,27 @@ class Holding:
         folder = self._store.image_folder(self._chosen, needed)
         with disk_full_as_error(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
+            self._require_place(folder)
             try:
                 require_space(folder.parent, needed, "The image")
             except DiskFull:
                 # Nothing is held while an image is made, so an old one there is of no use: it makes room.
-                Image.require_place(folder)
                 remove(folder)
                 require_space(folder.parent, needed, "The image")
-            return Image.create(folder, checkpoint, state)
+            image = Image.create(folder, checkpoint, state)
+            self._store.set_note(IMAGE_NOTE, _identity(folder))
+            return image
+
+    def _require_place(self, folder: Path) -> None:
+        """Raises StoreError when something else than an image lies there. A folder that was made here and has lost the
+        file by which images are known is no use to anybody and goes.
+        """
+        try:
+            Image.require_place(folder)
+        except StoreError:
+            if not self._store.has_place(folder) and self._store.note(IMAGE_NOTE) != _identity(folder):
+                raise
+            remove(folder)
 
     def audit(self) -> None:
         """Scans live memory, when nothing waits for it any more."""
@@ -391,7 +406,7 @@ class Holding:
         with self.lock:
             self._drop_image()
             folder = self._store.image_folder(self._chosen, 0)
-            Image.require_place(folder)
+            self._require_place(folder)
             remove(folder)
 
     def doubt(self) -> None:
@@ -405,6 +420,14 @@ class Holding:
                 self._drop_image()
                 self._store.forget()
                 self.marker = None
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """The very folder, not another one that took its name; empty for a file."""
+    status = folder.stat()
+    if not folder.is_dir() or folder.is_symlink():
+        return {}
+    return {"folder": str(folder), "device": status.st_dev, "inode": status.st_ino}
 
 
 def _stacked(layers: list[Overlay], scratch: Path) -> Overlay:

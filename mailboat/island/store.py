@@ -7,7 +7,7 @@
     STORE/rewrite/                the next base, while it is written from the image; of no use after a crash
     STORE/marker.json             which base and how much of the log make the version held
     STORE/intent.json             where a commit under way leads, so that a restart finishes it
-    STORE/credential.json (0600) · STORE/serial.json · STORE/report.json · STORE/lock
+    STORE/credential.json (0600) · STORE/serial.json · STORE/report.json · STORE/image.json · STORE/lock
 
 It must never write inside a base or a log entry, never let two processes use one store, and never lie inside a
 checkpoint, whose state it would change.
@@ -258,6 +258,10 @@ class Store:
         if self._shared is None:
             self._shared = SharedPlace(self.root)
         return self._shared.folder if self._shared.folder and self._shared.fits(needed) else here
+
+    def has_place(self, folder: Path) -> bool:
+        """Whether a folder is one of the store's own places for an image, where nobody else keeps anything."""
+        return folder == self.root / "image" or (self._shared is not None and folder == self._shared.folder)
 
 
 def _require_no_checkpoint(root: Path) -> None:

@@ -27,6 +27,25 @@ def test_an_image_is_not_made_over_other_files(server: ContractServer, tmp_path:
     assert {path.name: path.read_bytes() for path in precious.iterdir()} == before
 
 
+def test_an_image_that_lost_the_file_it_is_known_by_is_made_again(server: ContractServer, tmp_path: Path) -> None:
+    """But only the very folder: another one of its name is somebody else's."""
+    image = tmp_path / "image"
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        for _ in range(2):
+            running = RunningIsland(server, tmp_path / "store", image=image, once=True)
+            running.thread.start()
+            running.join()
+            (image / ".mailboat-image").unlink()
+    image.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", image)
+    running = RunningIsland(server, tmp_path / "store", image=image, once=True)
+    running.thread.start()
+    with pytest.raises(StoreError, match="choose another folder"):
+        running.join()
+    assert (image / "model.safetensors").exists()
+
+
 def test_a_store_is_not_made_inside_a_checkpoint(server: ContractServer, tmp_path: Path) -> None:
     """Its folders would be side files of the checkpoint, hence another state."""
     with Trainer(server, tmp_path) as trainer:
