@@ -85,7 +85,7 @@ class Screen:
 def _histogram(title: str, counts: Mapping[str, int], prefix: str = "") -> list[str]:
     """A line per key, with a bar."""
     most = max(counts.values(), default=1)
-    lines = []
+    lines: list[str] = []
     for key in _in_order(counts):
         bar = "█" * max(1, round(BAR * counts[key] / most))
         lines.append(f"{'' if lines else title:<11}{prefix + key:>3} {counts[key]:>5}  {bar:<{BAR}}")
