@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from controlplane.api import schema_views
 from controlplane.fleet.models import Island
 from controlplane.jobs.models import Job
-from controlplane.registry import blobs
+from controlplane.registry import blobs, keys, leases
 from controlplane.registry import services as registry
 from controlplane.registry.models import Blob, Channel, Patch, Run, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
@@ -81,6 +82,11 @@ def _addresses() -> Iterator[tuple[str, str]]:
                 yield method, path.removeprefix("/api/v1/projects/{project}/")
 
 
+def _ask(api: Api, method: str, path: str) -> Any:
+    call = getattr(api.client, method)
+    return call(api.base + path, headers=api.headers | {"If-Match": "*"}, content_type="application/json")
+
+
 def test_a52_an_island_sees_nothing_of_another_run_whatever_it_asks(
     run: Run, other_run: Run, island: Island, token: Callable[..., Api]
 ) -> None:
@@ -89,22 +95,23 @@ def test_a52_an_island_sees_nothing_of_another_run_whatever_it_asks(
     blob = registry.add_blob(run, b"secret")
     begun = registry.begin_upload(run, "c" * 64, 5)
     assert begun is not None
-    _, credential = enrol(other_run, "spy")
-    spy = Api("harbour", credential)
+    spy, own = (Api("harbour", enrol(row, name)[1]) for row, name in ((other_run, "spy"), (run, "own")))
     known = {
         "run": run.name, "number": versions[1].number, "channel": "latest", "sha256": blob.sha256,
         "upload": begun.pk, "island": island.pk, "challenge": begun.pk,
+        "key": keys.register(run, "ab" * 32, actor="test")[0].pk,
+        "lease": leases.take(versions[0], "somebody", timedelta(hours=1)).pk,
     }  # fmt: skip
     tried = 0
     for method, path in _addresses():
         if "{run}" not in path and "{island}" not in path:
             continue
-        address = spy.base + path.format_map(known)
-        call = getattr(spy.client, method)
-        answer = call(address, headers=spy.headers | {"If-Match": "*"}, content_type="application/json")
+        answer = _ask(spy, method, path.format_map(known))
         # 403 where no island may call at all, whichever run or island it names; else it does not exist for this one.
-        nobody = {403} if method not in {"get", "head"} else set()
-        assert answer.status_code in {404} | nobody, f"{method} {path}: {answer.status_code}"
+        if answer.status_code == 403:
+            assert _ask(own, method, path.format_map(known)).status_code == 403, f"{method} {path}: its own may"
+        else:
+            assert answer.status_code == 404, f"{method} {path}: {answer.status_code}"
         assert b"secret" not in answer.content and versions[1].state_digest.encode() not in answer.content
         tried += 1
     assert tried > 25
