@@ -104,6 +104,18 @@ def test_any_mixture_round_trips(
     check(tmp_path_factory.mktemp("mix"), source(before), source(after))
 
 
+def test_classes_far_from_the_others_are_decoded_from_the_page_alone(tmp_path: Path) -> None:
+    # Most elements lie within a few classes, which are looked up together; zeros, tiny and huge ones do not.
+    bits = weights(150_011, 5)
+    bits[[0, 70, 5000, 5001, 150_010]] = 0, 1, 0x7F00, 0xFFFF, 0x8000
+    bits[9000:9300] = 0
+    after = stepped(bits, 6)
+    after[[0, 70, 9100, 150_010]] += 1
+    base, target = (ArraySource({"w": side}, dtypes={"w": "BF16"}) for side in (bits, after))
+    check(tmp_path, base, target)
+    assert codecs(tmp_path / "p") == ("contextual",)
+
+
 def test_a28_all_patterns_survive(tmp_path: Path) -> None:
     """Each BF16 pattern becomes several others, -0.0 and NaN payloads among them, at a density for contextual."""
     base = np.zeros((65536, 20), np.uint16)
