@@ -34,7 +34,7 @@ from workers.history import History
 from workers.materials import open_anchor, recorded_state, require_same
 from workers.work import Parked, Work
 
-_VALIDATION = timedelta(minutes=10)  # for the version before, after which another look is taken
+_VALIDATION = timedelta(seconds=2)  # until another look is taken at the version before
 
 
 def derive(work: Work) -> dict[str, Any]:

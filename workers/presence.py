@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import subprocess
 import threading
 import uuid
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import structlog
 from django.db import DatabaseError, connections
 
 from controlplane.jobs import presence as rows
+from mailboat.patch.backends import DEVICE
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +81,24 @@ class Presence:
 
 
 def device() -> str:
-    """What this process computes on, in words."""
+    """What this process computes on, in words. Asks the driver's own tool about a GPU: this process never opens one."""
+    chosen = os.environ.get(DEVICE) or "cpu"
+    if chosen.startswith("cuda"):
+        return _gpu(chosen)
+    return _cpu() if chosen == "cpu" else f"{chosen} on {_cpu()}"
+
+
+def _gpu(chosen: str) -> str:
+    ask = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        name, driver, memory = (part.strip() for part in lines[int(chosen.partition(":")[2] or 0)].split(","))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return f"{chosen}: the driver does not answer"
+    return f"{chosen}: {name}, {memory}, driver {driver}"
+
+
+def _cpu() -> str:
     model = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

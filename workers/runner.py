@@ -21,6 +21,7 @@ from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry.errors import Refusal
 from mailboat.errors import MailboatError
+from workers import supervised
 from workers.lease import Cancelled, Lease, ShuttingDown, Stopped
 from workers.presence import presence
 from workers.work import Findings, Parked, Work
@@ -70,7 +71,7 @@ def _attempt(  # noqa: PLR0911  one line per way to end
     """Does the work; the returned function records how it ended."""
     work = Work(job, lease)
     try:
-        result = _kind(job.kind)(work)
+        result = supervised.carry_out(job, lease) if supervised.wanted() else function_of(job.kind)(work)
     except ShuttingDown:
         return _hand_back
     except Parked as parked:
@@ -90,14 +91,17 @@ def _attempt(  # noqa: PLR0911  one line per way to end
 
 
 def _failed(job: Job, error: Exception) -> Ending:
-    evidence: dict[str, Any] = {}
-    sentence = str(error)
-    if isinstance(error, Findings):
-        evidence = error.result
-    elif not isinstance(error, (MailboatError, Refusal)):
-        log.error("job failed unexpectedly", job=str(job.pk), exc_info=error)
-        sentence = f"The worker met an unexpected {type(error).__name__}: {sentence[:300]}"
+    evidence = error.result if isinstance(error, Findings) else {}
+    sentence = sentence_of(job, error)
     return lambda job, owner: jobs.fail(job.pk, owner, sentence, evidence)
+
+
+def sentence_of(job: Job, error: Exception) -> str:
+    """What a failure is called in the job's row; the unexpected is logged as a whole."""
+    if isinstance(error, (Findings, MailboatError, Refusal)):
+        return str(error)
+    log.error("job failed unexpectedly", job=str(job.pk), exc_info=error)
+    return f"The worker met an unexpected {type(error).__name__}: {str(error)[:300]}"
 
 
 def _park(parked: Parked) -> Ending:
@@ -116,7 +120,8 @@ def _record_nothing(job: Job, owner: str) -> None:
     raise jobs.LostLease(f"{owner} lost job {job.pk}.")
 
 
-def _kind(kind: str) -> Callable[[Work], dict[str, Any]]:
+def function_of(kind: str) -> Callable[[Work], dict[str, Any]]:
+    """What does the work of a kind of job, imported on use."""
     match kind:
         case "build":
             from workers.build import build as function

@@ -8,11 +8,10 @@ from datetime import timedelta
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from workers.lease import Lease
 from workers.scratch import Scratch
 
 
@@ -39,10 +38,22 @@ class Parked(Exception):  # noqa: N818 - not a fault
         self.still = still
 
 
+class Keeper(Protocol):
+    """What the work asks whether to go on: a lease, or what stands for one in a child."""
+
+    def check(self) -> None:
+        """Raises Stopped when the work must not go on."""
+        ...
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        """Says how far the work is. Raises Stopped like `check`."""
+        ...
+
+
 class Work:
     """One attempt at a job."""
 
-    def __init__(self, job: Job, lease: Lease) -> None:
+    def __init__(self, job: Job, lease: Keeper) -> None:
         self.job = job
         self._lease = lease
         self._scratch: Scratch | None = None

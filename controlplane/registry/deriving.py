@@ -16,7 +16,7 @@ from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
 from controlplane.registry.errors import Missing, Refusal, Unacceptable
 from controlplane.registry.models import Channel, Epoch, Project, Run, Version
-from mailboat.quantise.schemes import FORMATS
+from mailboat.quantise import FORMATS
 
 State = Version.State
 

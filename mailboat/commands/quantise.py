@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mailboat.commands.paths import PATH
-from mailboat.quantise.schemes import FORMATS
+from mailboat.quantise import FORMATS
 
 
 @click.command("quantise")

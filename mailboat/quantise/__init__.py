@@ -3,3 +3,5 @@
 A quantiser here is a function of a checkpoint's bits alone: no calibration, no randomness, no sums of floats whose
 order could matter. Arithmetic and names: docs/format/quantisers.md.
 """
+
+FORMATS = ("fp8-block", "fp8-channel", "nvfp4", "mxfp4", "int4")

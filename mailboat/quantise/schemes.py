@@ -13,7 +13,6 @@ from mailboat.checkpoint.inventory import Inventory, Tensor
 from mailboat.errors import CheckpointError
 from mailboat.quantise.arithmetic import FP8_BLOCK
 
-FORMATS = ("fp8-block", "fp8-channel", "nvfp4", "mxfp4", "int4")
 # Raised whenever the same weights would give other bytes.
 VERSION = 1
 WEIGHT = ".weight"
