@@ -74,12 +74,25 @@ def add_plain_views(result: Json, **_: Any) -> Json:
 
 def _close_bodies(result: Json) -> None:
     """A key that nobody knows is refused (`api.shapes.Body`): the document says so too."""
-    shapes = result["components"]["schemas"]
+    shapes, open_ones = result["components"]["schemas"], []
     for methods in result["paths"].values():
         for operation in methods.values():
-            said = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            if name := said.get("$ref", "").rpartition("/")[2]:
-                shapes[name]["additionalProperties"] = False
+            open_ones += _named(operation.get("requestBody", {}).get("content", {}).get("application/json", {}))
+    while open_ones:
+        shape = shapes[open_ones.pop()]
+        if shape.get("type") == "object" and "additionalProperties" not in shape:
+            shape["additionalProperties"] = False
+            open_ones += _named(shape)
+
+
+def _named(said: Any) -> list[str]:
+    """The shapes that a part of the document refers to."""
+    if isinstance(said, list):
+        return [name for item in said for name in _named(item)]
+    if not isinstance(said, dict):
+        return []
+    here = [said["$ref"].rpartition("/")[2]] if isinstance(said.get("$ref"), str) else []
+    return here + [name for item in said.values() for name in _named(item)]
 
 
 def _plain() -> dict[str, dict[str, Json]]:

@@ -10,7 +10,8 @@ from controlplane.api.shapes import Body, Choice, Flag, Identifier, Pattern, Rea
 from controlplane.fleet.models import Island, SyncReport
 from controlplane.jobs.models import Job
 from controlplane.registry.models import Run
-from mailboat.quantise.schemes import FORMATS
+from controlplane.registry.submission import MAX_ANCHOR_FILES
+from mailboat.quantise import FORMATS
 
 SMALL = (1 << 31) - 1
 HEX64 = r"^[0-9a-f]{64}\Z"
@@ -102,11 +103,19 @@ class NewVersion(Body):
         return attrs
 
 
+class FileOfAnchor(Body):
+    """One file of a checkpoint; whether the path may stand is for the services to say."""
+
+    path = Text(max_length=1024, trim_whitespace=False)
+    sha256 = Pattern(HEX64)
+    size = Whole(max_value=1 << 44)
+
+
 class NewAnchor(Body):
     """POST versions/{number}/anchor: where a checkpoint lies, and the files that make it."""
 
     uri = Text(max_length=2000)
-    files = serializers.ListField(child=serializers.DictField())
+    files = serializers.ListField(child=FileOfAnchor(), max_length=MAX_ANCHOR_FILES)
 
 
 class NewEnrolmentToken(Body):

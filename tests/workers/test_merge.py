@@ -131,7 +131,6 @@ def test_a_patch_that_saves_nothing_is_not_kept_nor_tried_again(run: Run, tmp_pa
 def test_a49_a_killed_worker_leaves_one_merged_patch(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A49: the lease runs out between the bytes and their row; the next attempt makes the same bytes and one row."""
     from controlplane.jobs import services as jobs
-    from workers import merge as module
     from workers import runner
     from workers.lease import LeaseLost
 
@@ -142,7 +141,7 @@ def test_a49_a_killed_worker_leaves_one_merged_patch(run: Run, tmp_path: Path, m
         raise LeaseLost
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.merging, "record", die)
+        patched.setattr(merging, "record", die)
         runner.run(str(job.pk))
     job.refresh_from_db()
     assert job.state == "running" and not Patch.objects.filter(kind="merged").exists()
