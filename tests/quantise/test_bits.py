@@ -8,7 +8,8 @@ import pytest
 from kernels import numbers, reference
 from mailboat.checkpoint.source import ArraySource
 from mailboat.errors import CheckpointError
-from mailboat.quantise.schemes import FORMATS, is_linear
+from mailboat.quantise import FORMATS
+from mailboat.quantise.schemes import is_linear
 from mailboat.quantise.source import QuantisedSource
 from tests.quantise.models import bf16, masters, source, tensor
 

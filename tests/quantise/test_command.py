@@ -15,7 +15,7 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.cli import main
 from mailboat.commands.quantise import command
 from mailboat.digest import measure
-from mailboat.quantise.schemes import FORMATS
+from mailboat.quantise import FORMATS
 from tests.quantise.models import CONFIG, bf16, folder, masters, tensor
 
 

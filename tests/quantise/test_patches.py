@@ -15,7 +15,7 @@ from mailboat.digest import measure
 from mailboat.patch.apply import apply_patch
 from mailboat.patch.build import build_patch
 from mailboat.patch.container import PatchFile
-from mailboat.quantise.schemes import FORMATS
+from mailboat.quantise import FORMATS
 from mailboat.quantise.source import QuantisedSource
 from tests.quantise.models import masters, source, step, tensor
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("unsent")
 def work_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], None]:
     from workers import runner
 
-    return lambda function: monkeypatch.setattr(runner, "_kind", lambda _kind: function)
+    return lambda function: monkeypatch.setattr(runner, "function_of", lambda _kind: function)
 
 
 def queue(run: Any, key: str = "one") -> Any:
