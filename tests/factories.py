@@ -19,7 +19,7 @@ from controlplane.accounts.models import Membership, Token
 from controlplane.audit.models import Entry
 from controlplane.fleet.models import Challenge, EnrolmentToken, Island, SyncReport
 from controlplane.jobs.models import Job, JobEvent, Worker
-from controlplane.registry.models import Anchor, Channel, Epoch, Inventory, Patch, Project, Run, Version
+from controlplane.registry.models import Anchor, Channel, Epoch, Inventory, Patch, Project, Run, RunKey, Version
 
 PASSWORD = "correct horse battery"
 FULL_BYTES = 45_000_000
@@ -78,7 +78,7 @@ def mk_version(run: Run, number: int, *, state: str = "ready", parent: Version |
         "ready_at": timezone.now() if state in ("ready", "retired") else None,
     }
     if parent is not None:
-        facts |= {"changed": 33_000, "patch_bytes": 1_000_000}
+        facts |= {"changed": 33_000, "unit_steps": 30_000, "patch_bytes": 1_000_000}
     facts |= fields
     version = Version.objects.create(run=run, number=number, parent=parent, state=state, **facts)
     if parent is None:
@@ -170,6 +170,11 @@ def mk_challenge(island: Island, version: Version, *, state: str = "passed", **f
     return Challenge.objects.create(
         island=island, job=job, version=version, nonce="0" * 64, ranges=ranges, state=state, **fields
     )
+
+
+def mk_key(run: Run, public_key: str, **fields: Any) -> RunKey:
+    """A publisher's key, in use unless `revoked_at` is given."""
+    return RunKey.objects.create(run=run, public_key=public_key, name=public_key[:8], created_by="owner", **fields)
 
 
 def mk_enrolment(run: Run, name: str = "newcomer", **fields: Any) -> EnrolmentToken:

@@ -68,7 +68,7 @@ class EnrolmentTokens(ProjectView):
             {
                 "id": token.pk,
                 "token": plaintext,
-                "command": services.enrolment_command(plaintext, project, token.name),
+                "command": services.enrolment_command(token, plaintext),
                 "expires_at": show.moment(token.expires_at),
             },
             status=201,

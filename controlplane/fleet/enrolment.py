@@ -20,6 +20,7 @@ from controlplane.accounts import services as accounts
 from controlplane.accounts.models import Token
 from controlplane.audit import services as audit
 from controlplane.fleet.models import EnrolmentToken, Island
+from controlplane.registry import keys
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Channel, Run
 from mailboat import __version__
@@ -125,12 +126,13 @@ def revoke_enrolment_token(token: EnrolmentToken, *, actor: str) -> None:
     token.refresh_from_db()
 
 
-def enrolment_command(plaintext: str, project_slug: str, name: str) -> str:
-    """The line that turns a machine into this island."""
-    return (
-        f"mailboat island run --server {settings.MAILBOAT_PUBLIC_URL} --project {project_slug} "
-        f"--token {plaintext} --store ./{name}"
+def enrolment_command(token: EnrolmentToken, plaintext: str) -> str:
+    """The line that turns a machine into this island, with the run's keys that count now."""
+    command = (
+        f"mailboat island run --server {settings.MAILBOAT_PUBLIC_URL} --project {token.project.slug} "
+        f"--token {plaintext} --store ./{token.name}"
     )
+    return " ".join([command, *(f"--publisher-key {public_key}" for public_key in keys.to_pin(token.run))])
 
 
 def enrol(

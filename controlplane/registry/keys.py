@@ -118,6 +118,13 @@ def _unsigned(run: Run) -> Refusal:
     )
 
 
+def to_pin(run: Run) -> list[str]:
+    """The public keys that a new island of the run is started with: of publishers, and of the workers that publish a
+    derived run.
+    """
+    return list(of_run(run).filter(revoked_at=None).values_list("public_key", flat=True))
+
+
 def standing(run: Run) -> dict[str, Any]:
     """The publishers' keys that count and those that do not any more, for islands, and whether a worker publishes the
     run: its key is not among them, since islands have to opt in to it by name. One query.

@@ -109,6 +109,30 @@ def test_registration_shows_the_token_once(world: World, owner: Client) -> None:
     assert "Waiting for hel1-b" in again
 
 
+def test_registration_pins_the_keys_that_count(world: World, owner: Client) -> None:
+    def registered(name: str) -> str:
+        return owner.post(world.url("islands/register/"), {**_form(world), "name": name}).content.decode()
+
+    assert "--publisher-key" not in registered("before")
+    for key, revoked in (("ab" * 32, None), ("cd" * 32, None), ("ef" * 32, world.island.enrolled_at)):
+        make.mk_key(world.run, key, revoked_at=revoked)
+    copied = re.findall(r'data-copy="([^"]*)"', page := registered("after"))[0]
+    assert re.findall(r"--publisher-key (\S+)", copied) == ["ab" * 32, "cd" * 32]
+    assert "trainer.pem.pub" in page
+
+
+def test_registration_for_a_derived_run_pins_its_workers_key(world: World, owner: Client) -> None:
+    derived = make.mk_run(world.project, "demo-fp8", source=world.run, quantiser={"name": "fp8"})
+    form = {**_form(world), "channel": str(derived.channels.get().pk)}
+    assert "has no key yet" in owner.post(world.url("islands/register/"), {**form, "name": "before"}).content.decode()
+    make.mk_key(world.run, "ab" * 32)
+    make.mk_key(derived, "cd" * 32, kind="derived")
+    page = owner.post(world.url("islands/register/"), {**form, "name": "after"}).content.decode()
+    copied = re.findall(r'data-copy="([^"]*)"', page)[0]
+    assert copied.endswith(f"--store ./after --publisher-key {'cd' * 32}")
+    assert "the worker that quantises" in page
+
+
 def test_registration_waits_for_the_first_heartbeat(world: World, owner: Client) -> None:
     page = owner.post(world.url("islands/register/"), _form(world)).content.decode()
     token = EnrolmentToken.objects.get(name="hel1-b")

@@ -21,7 +21,7 @@ from controlplane.fleet import outline, selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import EnrolmentToken
 from controlplane.jobs import triggers
-from controlplane.registry import clock
+from controlplane.registry import clock, keys
 from controlplane.registry.errors import Refusal
 from mailboat.identity import fingerprint
 
@@ -109,7 +109,8 @@ def _enrolment_page(request: PageRequest, token: EnrolmentToken, plaintext: str)
         "island": island,
         "arrived": arrived,
         "expired": expired,
-        "command": fleet.enrolment_command(plaintext, project.slug, token.name) if plaintext else "",
+        "command": fleet.enrolment_command(token, plaintext) if plaintext else "",
+        "pinned": len(keys.to_pin(token.run)) if plaintext else 0,
     }
     return page(
         request,

@@ -12,7 +12,7 @@ from controlplane.accounts import services as accounts
 from controlplane.accounts.models import Token
 from controlplane.fleet.models import Island
 from controlplane.registry import services as registry
-from controlplane.registry.models import Project, Run
+from controlplane.registry.models import Project, Run, RunKey
 from tests.controlplane.conftest import Api, enrol
 from tests.controlplane.making import build, commit, ready, series, upload
 
@@ -205,6 +205,15 @@ def test_plan(run: Run, other_run: Run, token: Callable[..., Api]) -> None:
     commit(run, 3, versions[2])
     problem(api.get("runs/minilm/plan?to=3"), 409, "no_route")
     problem(api.get("runs/minilm/plan?from_digest=xyz"), 400, "invalid_request")
+
+
+def test_the_command_of_a_new_island_pins_the_keys_that_count(run: Run, token: Callable[..., Api]) -> None:
+    body = {"run": "minilm", "name": "azores"}
+    assert "--publisher-key" not in token("operator").post("enrolment-tokens", body).json()["command"]
+    for name, key, revoked_at in (("trainer", "ab" * 32, None), ("old", "cd" * 32, run.created_at)):
+        RunKey.objects.create(run=run, public_key=key, name=name, created_by="ada", revoked_at=revoked_at)
+    command = token("operator").post("enrolment-tokens", {**body, "name": "madeira"}).json()["command"]
+    assert command.endswith(f"--store ./madeira --publisher-key {'ab' * 32}")
 
 
 def test_island_life_over_http(run: Run, token: Callable[..., Api]) -> None:
