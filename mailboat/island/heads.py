@@ -1,8 +1,8 @@
 """Heads: which version the channel names, and why an island may refuse to believe it.
 
 A head of another run, one that the control plane has not signed, an expired one, or one that lies before what was seen
-already is refused; the island goes on serving what it holds. It must never forget the highest (generation, serial), or a
-replayed head would be taken for news.
+already is refused; the island goes on serving what it holds. It must never forget the highest (generation, serial):
+a replayed head would be taken for news.
 """
 
 from __future__ import annotations
