@@ -29,7 +29,7 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure, measure_sums
 from mailboat.durable import disk_full_as_error, removed_on_failure, sync_folder, write_durably
 from mailboat.errors import DigestMismatch, MailboatError, StoreError, WrongBase, listed
-from mailboat.overlay import Overlaid, Overlay
+from mailboat.overlay import Compared, Overlaid, Overlay
 from mailboat.patch.backends import kernels
 from mailboat.patch.blocks import Positions
 from mailboat.patch.decode import Decoder
@@ -175,6 +175,10 @@ class Image:
     def overlaid(self, overlay: Overlay) -> TensorSource:
         """Reads as if the overlay had been committed."""
         return Overlaid(self, overlay)
+
+    def compared(self, overlay: Overlay) -> Compared:
+        """The same, counting steps of one while it is measured."""
+        return Compared(self, overlay)
 
     def _check_ends(self, patch: Parts, base: TensorSource, start: State, target: State) -> None:
         if patch.from_digest != start.digest:

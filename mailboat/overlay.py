@@ -16,6 +16,7 @@ from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.digest import State
 from mailboat.patch.backends import kernels
 from mailboat.patch.blocks import Positions
+from mailboat.patch.format import ORDER_FLOAT, order_of
 from mailboat.patch.new_bytes import NewBytes, Record
 
 
@@ -143,3 +144,51 @@ class Overlaid:
     def read_side(self, path: str) -> bytes:
         """A side file of the result."""
         return self._overlay.read_side(path) if path in self._overlay.side_paths else self._base.read_side(path)
+
+
+class Compared(Overlaid):
+    """The same, counting on the way how many changed elements of each tensor go to the next rank above or below.
+
+    Each byte has to be read once, in whole elements, and each tensor by one thread at a time: as `digest.measure` does.
+    """
+
+    def __init__(self, base: TensorSource, overlay: Overlay) -> None:
+        super().__init__(base, overlay)
+        self.unit_steps = np.zeros(len(overlay.target.inventory.tensors), np.uint64)
+
+    def read(self, index: int, offset: int, out: Bytes) -> None:
+        """Fill `out` with bytes of the result, and count."""
+        self._base.read(index, offset, out)
+        tensor = self.inventory.tensors[index]
+        for record in self._overlay.records(index, offset, offset + out.size):
+            start, end = max(offset, record.start), min(offset + out.size, record.start + record.nbytes)
+            old = out[start - offset : end - offset].view(f"<u{record.width}")
+            if record.count:
+                positions, elements = self._overlay.elements(record)
+                first = (start - record.start) // record.width
+                inside = (positions >= first) & (positions < first + old.size)
+                at = positions[inside] - np.uint32(first)
+                new = elements.view(old.dtype)[inside]
+                self.unit_steps[index] += _unit_steps(old[at], new, order_of(tensor.dtype))
+                old[at] = new
+            else:
+                new = self._overlay.block(record, start - record.start, end - record.start).view(old.dtype)
+                self.unit_steps[index] += _unit_steps(old, new, order_of(tensor.dtype))
+                old[:] = new
+
+
+def _unit_steps(old: np.ndarray, new: np.ndarray, order: int) -> np.uint64:
+    """Elements whose rank (docs/format/patch.md, section 5) goes up or down by one. Turning the sign bit of integers
+    around changes no difference, so only floats have to be ranked for it.
+    """
+    if order == ORDER_FLOAT:
+        old, new = _float_ranks(old), _float_ranks(new)
+    up = new - old
+    return np.uint64(np.count_nonzero((up == 1) | (up == np.iinfo(up.dtype).max)))
+
+
+def _float_ranks(bits: np.ndarray) -> np.ndarray:
+    """Ranks of bit patterns that are floats."""
+    top = bits.dtype.type(1 << (8 * bits.itemsize - 1))
+    result: np.ndarray = np.where(bits & top, ~bits, bits | top)
+    return result

@@ -17,6 +17,7 @@ from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import State, measure
 from mailboat.errors import CheckpointError, DigestMismatch, ManifestError, listed
 from mailboat.patch import PatchFile
+from mailboat.patch.statistics import Column, Statistics
 from mailboat.patch.statistics import measure as measure_patch
 from workers.copy import Copy
 from workers.materials import checked_files, manifest_of, open_anchor, recorded_state, require_same
@@ -70,13 +71,15 @@ def _prove_patch(work: Work, version: Version, copy: Copy) -> None:
             raise DigestMismatch(
                 f"The manifest says that {patch.changed} elements change, but the patch changes {overlay.changed}."
             )
-        found = measure(image.overlaid(overlay), progress=work.bytes_of(expected.inventory.full_bytes))
+        compared = image.compared(overlay)
+        found = measure(compared, progress=work.bytes_of(expected.inventory.full_bytes))
         require_same(expected, found, f"Version {version.number}")
         if anchor := Anchor.objects.filter(version=version).first():
             _measure_anchor(work, version, anchor)
         work.check()
-        codecs, statistics = _read_tables(paths, len(expected.inventory.tensors))
-        services.mark_ready(version, codecs=codecs, statistics=services.add_blob(run, statistics))
+        codecs, statistics = _read_tables(paths, compared.unit_steps)
+        blob = services.add_blob(run, statistics.to_bytes())
+        services.mark_ready(version, codecs=codecs, statistics=blob, unit_steps=int(statistics.unit_steps.sum()))
         copy.keep(image, overlay)
     finally:
         overlay.close()
@@ -110,9 +113,9 @@ def _require_no_more(anchor: Anchor, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"The anchor holds files that are no part of its checkpoint: {listed(stray)}.")
 
 
-def _read_tables(paths: list[Path], tensors: int) -> tuple[str, bytes]:
-    """The codecs of the parts, and the statistics blob of the patch."""
+def _read_tables(paths: list[Path], unit_steps: Column) -> tuple[str, Statistics]:
+    """The codecs of the parts, and the statistics of the patch."""
     with ExitStack() as stack:
         parts = [stack.enter_context(PatchFile.open(path)) for path in paths]
         codecs = sorted({codec for part in parts for codec in part.codecs})
-        return ",".join(codecs), measure_patch(parts, tensors).to_bytes()
+        return ",".join(codecs), measure_patch(parts, unit_steps)

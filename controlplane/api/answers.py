@@ -166,6 +166,7 @@ class VersionInShort(drf.Serializer):
     statistics = BlobRef(allow_null=True)
     elements = drf.IntegerField(allow_null=True)
     changed = drf.IntegerField(allow_null=True)
+    unit_steps = drf.IntegerField(allow_null=True)
     full_bytes = drf.IntegerField(allow_null=True)
     patch_bytes = drf.IntegerField(allow_null=True)
     anchored = drf.BooleanField()

@@ -76,6 +76,7 @@ def version_in_short(row: Version, *, anchored: bool) -> Json:
         "statistics": {"sha256": row.statistics.sha256, "size": row.statistics.size} if row.statistics else None,
         "elements": row.elements,
         "changed": row.changed,
+        "unit_steps": row.unit_steps,
         "full_bytes": row.full_bytes,
         "patch_bytes": row.patch_bytes,
         "anchored": anchored,

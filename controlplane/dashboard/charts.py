@@ -27,6 +27,7 @@ class SizePoint:
     address: str
     note: str
     density: float | None = None  # changed elements of all
+    unit_share: float | None = None  # steps of one of all changed elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +127,24 @@ _SMALL_TOP, _SMALL_BOTTOM = 12, 104
 
 def density_chart(points: Sequence[SizePoint]) -> BarChart | None:
     """The share of elements that each version changed."""
-    known = [(point, point.density) for point in points if point.density is not None]
+    known = [(point.number, point.density) for point in points if point.density is not None]
+    return _share_chart(known, "of elements", "Share of elements that changed")
+
+
+def steps_chart(points: Sequence[SizePoint]) -> BarChart | None:
+    """The share of changes that go to the next value above or below."""
+    known = [(point.number, point.unit_share) for point in points if point.unit_share is not None]
+    return _share_chart(known, "of changes", "Share of changes that are steps of one")
+
+
+def _share_chart(known: Sequence[tuple[int, float]], of: str, what: str) -> BarChart | None:
     if not known:
         return None
-    values = [density for _, density in known]
-    notes = [f"Version {point.number}: {wording.share(density, 1)} of elements" for point, density in known]
-    labels = [f"v{point.number}" for point, _ in known]
+    values = [share for _, share in known]
+    notes = [f"Version {number}: {wording.share(share, 1)} {of}" for number, share in known]
+    labels = [f"v{number}" for number, _ in known]
     middle = wording.share(statistics.median(values), 1)
-    summary = f"Share of elements that changed, in {wording.plural(len(known), 'version')}; the median is {middle}."
+    summary = f"{what}, in {wording.plural(len(known), 'version')}; the median is {middle}."
     return _bars(values, notes, labels, lambda value: wording.share(value, 1), summary)
 
 

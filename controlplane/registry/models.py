@@ -196,6 +196,7 @@ class Version(models.Model):
     job = models.ForeignKey("jobs.Job", on_delete=models.SET_NULL, null=True, related_name="versions")
     # Derived: changes per tensor, columns in one blob (docs/format/statistics.md). Written once, by the validation.
     statistics = models.ForeignKey(Blob, on_delete=models.PROTECT, null=True, related_name="+")
+    unit_steps = models.BigIntegerField(null=True)  # their sum; it outlives the blob
     committed_at = models.DateTimeField(db_default=Now())
     ready_at = models.DateTimeField(null=True)
     retired_at = models.DateTimeField(null=True)

@@ -358,7 +358,9 @@ def begin_validating(
         announcing.announce_early(locked, version)
 
 
-def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = None) -> None:
+def mark_ready(
+    version: Version, *, codecs: str = "", statistics: Blob | None = None, unit_steps: int | None = None
+) -> None:
     """validating -> ready, with what the validation learnt of its patch; moves `latest` unless it is protected.
 
     Raises WrongState while an earlier version is unfinished.
@@ -369,7 +371,8 @@ def mark_ready(version: Version, *, codecs: str = "", statistics: Blob | None = 
         unfinished = earlier.values_list("number", flat=True).first()
         if unfinished is not None:
             raise WrongState(f"Version {version.number} can't be ready before version {unfinished} is ready or failed.")
-        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="", statistics=statistics)
+        learnt = {"statistics": statistics, "unit_steps": unit_steps}
+        _move(version, (State.VALIDATING,), state=State.READY, ready_at=Now(), reason="", **learnt)
         version.refresh_from_db()
         if codecs:
             Patch.objects.filter(to_version=version).update(codecs=codecs)

@@ -1,6 +1,7 @@
-"""What a patch does to each tensor, as columns: changed elements, bytes and encodings.
+"""What a patch does to each tensor, as columns: changed elements, bytes, steps of one and encodings.
 
-`docs/format/statistics.md` is the same in words. Made from the tables of a patch's parts alone; nothing is decoded.
+`docs/format/statistics.md` is the same in words. Made from the tables of a patch's parts, where nothing is decoded, and
+from a count of steps, which `mailboat.overlay.Compared` takes along where old and new bytes meet anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mailboat.patch.table import STREAMS, Table
 
 MAGIC = b"MBSTAT1\n"
 HEADER = len(MAGIC) + 8
-ROW = 8 + 8 + 1  # bytes per tensor, over all columns
+ROW = 8 + 8 + 8 + 1  # bytes per tensor, over all columns
 BITS = {number: 1 << place for place, number in enumerate(ENCODING_NAMES)}  # encoding -> its bit in a mask
 
 Column = npt.NDArray[Any]
@@ -30,19 +31,20 @@ class Statistics:
     """One entry per tensor of the inventory, in its order.
 
     `changed`: coding elements that the patch changes, uint64. `sizes`: the tensor's share of the patch's streams,
-    uint64. `encodings`: which encodings its blocks use, uint8, as a sum of `BITS`; 0 for a tensor that stays the same.
+    uint64. `unit_steps`: changed elements that go to the next rank above or below, uint64. `encodings`: which encodings
+    its blocks use, uint8, as a sum of `BITS`; 0 for a tensor that stays the same.
     """
 
     changed: Column
     sizes: Column
+    unit_steps: Column
     encodings: Column
 
     def to_bytes(self) -> bytes:
         """The blob."""
         head = MAGIC + len(self.changed).to_bytes(8, "little")
-        return b"".join(
-            [head, self.changed.astype("<u8").tobytes(), self.sizes.astype("<u8").tobytes(), self.encodings.tobytes()]
-        )
+        counts = (column.astype("<u8").tobytes() for column in (self.changed, self.sizes, self.unit_steps))
+        return b"".join([head, *counts, self.encodings.tobytes()])
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Statistics:
@@ -55,15 +57,21 @@ class Statistics:
         found = cls(
             np.frombuffer(raw, "<u8", count, HEADER),
             np.frombuffer(raw, "<u8", count, HEADER + 8 * count),
-            np.frombuffer(raw, np.uint8, count, HEADER + 16 * count),
+            np.frombuffer(raw, "<u8", count, HEADER + 16 * count),
+            np.frombuffer(raw, np.uint8, count, HEADER + 24 * count),
         )
+        if (found.unit_steps > found.changed).any():
+            _refuse("more steps than changes")
         if (found.encodings > sum(BITS.values())).any():
             _refuse("an unknown encoding")
         return found
 
 
-def measure(parts: Iterable[PatchFile], tensors: int) -> Statistics:
-    """The statistics of a patch over an inventory of `tensors` tensors. A tensor may be spread over parts."""
+def measure(parts: Iterable[PatchFile], unit_steps: Column) -> Statistics:
+    """The statistics of a patch whose `unit_steps` were counted, one for each tensor of its inventory. A tensor may be
+    spread over parts.
+    """
+    tensors = len(unit_steps)
     changed, size = np.zeros(tensors, np.uint64), np.zeros(tensors, np.uint64)
     encodings = np.zeros(tensors, np.uint8)
     for part in parts:
@@ -73,7 +81,7 @@ def measure(parts: Iterable[PatchFile], tensors: int) -> Statistics:
         np.add.at(changed, index, part.table.changed.astype(np.uint64))
         np.add.at(size, index, shares(part).astype(np.uint64))
         np.bitwise_or.at(encodings, index, masks(part))
-    return Statistics(changed, size, encodings)
+    return Statistics(changed, size, unit_steps, encodings)
 
 
 def shares(part: PatchFile) -> Column:

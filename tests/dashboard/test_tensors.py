@@ -52,12 +52,15 @@ def changed(world: World, home: Any) -> Version:
     count = len(NAMES)
     numbers, sizes, masks = np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint8)
     numbers[[1, 2, 6]], sizes[[1, 2, 6]], masks[[1, 2, 6]] = (5, 90, 7), (100, 400, 50), (4, 2, 4)
-    sha256 = _store(world, Statistics(numbers, sizes, masks).to_bytes())
+    steps = numbers * np.uint64(4) // np.uint64(5)
+    sha256 = _store(world, Statistics(numbers, sizes, steps, masks).to_bytes())
     return make.mk_version(
         world.run,
         4,
         parent=world.versions[3],
         inventory=inventory,
+        changed=102,
+        unit_steps=int(steps.sum()),
         statistics=Blob.objects.get(run=world.run, sha256=sha256),
         digests_sha256=_digests(world, [0, 9, 9, 0, 0, 0, 9, 0, 0]),
     )
@@ -75,6 +78,11 @@ def test_the_most_changed_come_first(changed: Version, world: World, mate: Clien
     assert places[0] < places[2]
     assert "8 × 16" in rows
     assert "70.3 %" in rows  # 90 of 128
+    assert "80.0 %" in rows and "71.4 %" in rows  # 72 of 90, 5 of 7 go one step
+    assert "79.4 % of them by one step" in page  # 81 of 102
+    version = _page(mate, world.url("runs/demo/versions/4/"))
+    assert "±1 steps" in version and "79.4 %" in version
+    assert "Share of changes that are steps of one, in 4 versions" in _page(mate, world.url("runs/demo/"))
     by_name = _page(mate, world.url("runs/demo/versions/4/tensors/?order=name")).split('id="tensors-title"')[1]
     assert by_name.index("embed.weight") < by_name.index("layers.0.down.weight")
 

@@ -309,4 +309,5 @@ def test_a_patch_leaves_statistics_per_tensor(run: Any, tmp_path: Path) -> None:
     found = Statistics.from_bytes(blobs.store().read(run.pk, one.statistics.sha256))
     assert len(found.changed) == one.inventory.tensors
     assert found.changed.sum() == one.changed > 0
+    assert 0 <= found.unit_steps.sum() == one.unit_steps <= one.changed
     assert 0 < found.sizes.sum() < one.patch_bytes

@@ -111,7 +111,8 @@ def size_points(run: Run, last: int) -> list[charts.SizePoint]:
             note += f", {wording.share(count, version.full_bytes)} of the full size"
         address = reverse("dashboard:version", args=[run.project.slug, run.name, version.number])
         density = None if version.changed is None or not version.elements else version.changed / version.elements
-        points.append(charts.SizePoint(version.number, count, is_patch, address, note, density))
+        steps = None if version.unit_steps is None or not version.changed else version.unit_steps / version.changed
+        points.append(charts.SizePoint(version.number, count, is_patch, address, note, density, steps))
     return points[::-1]
 
 

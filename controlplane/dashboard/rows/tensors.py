@@ -55,6 +55,7 @@ class TensorRow:
 
     tensor: Named
     changed: int
+    unit_steps: int
     bytes: int
     encodings: tuple[str, ...]
 
@@ -137,7 +138,11 @@ def _table(version: Version, statistics: str, inventory: str, order: str, page: 
             by_place[row.index] = row
     rows = tuple(
         TensorRow(
-            by_place[place], int(found.changed[place]), int(found.sizes[place]), names(int(found.encodings[place]))
+            by_place[place],
+            int(found.changed[place]),
+            int(found.unit_steps[place]),
+            int(found.sizes[place]),
+            names(int(found.encodings[place])),
         )
         for place in wanted
         if place in by_place

@@ -56,6 +56,7 @@ def run(request: PageRequest, run: str) -> HttpResponse:
         "keys": key_rows(found),
         "chart": charts.size_chart(points, figures.full_bytes or 0, (budget or 0) * 1024 * 1024),
         "density": charts.density_chart(points),
+        "steps": charts.steps_chart(points),
         "rate": charts.rate_chart(rows.published_per_hour(found, clock.now())),
         "budget": budget,
         "last": last,

@@ -56,6 +56,12 @@ def test_the_content_of_a_version_never_changes(published: Run, field: str) -> N
     refused(Version, **{field: CONTENT[field]})
 
 
+def test_what_the_validation_counted_is_written_once(published: Run) -> None:
+    assert Version.objects.filter(unit_steps=None).update(unit_steps=3)
+    refused(Version, unit_steps=4)
+    refused(Version, unit_steps=None)
+
+
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
