@@ -96,11 +96,14 @@ def _check_shard_name(shard: Any) -> None:
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Return a file's bytes; raise CheckpointError when there are more than `limit`."""
+    chunks, size = [], 0  # asked for at once, Python would make room for the limit
     with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        while size <= limit and (chunk := file.read(_CHUNK)):
+            chunks.append(chunk)
+            size += len(chunk)
+    if size > limit:
         raise CheckpointError(f"{path} is larger than the {limit >> 20} MiB allowed; move it out of the checkpoint.")
-    return data
+    return b"".join(chunks)
 
 
 def side_paths(folder: Path) -> list[str]:

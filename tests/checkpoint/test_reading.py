@@ -104,6 +104,30 @@ def test_a59_many_tensors_open_within_bounded_memory(tmp_path: Path) -> None:
     assert peak < count * 4096
 
 
+def test_a59_a_terabyte_of_holes_opens_by_its_headers(tmp_path: Path) -> None:
+    """16 shards of 64 GiB that take no room on the disk: nothing but headers and what is asked for is read."""
+    shards, size = 16, 1 << 36
+    weight_map = {f"layers.{number:02}.weight": f"model-{number:02}.safetensors" for number in range(shards)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for tensor, name in weight_map.items():
+        with (tmp_path / name).open("wb") as file:
+            file.write(raw_file({tensor: entry("BF16", [1 << 15, 1 << 20], 0, size)}))
+            file.truncate(file.tell() + size)
+            file.seek(-8, os.SEEK_END)
+            file.write(b"the end.")
+    tracemalloc.start()
+    with Checkpoint.open(tmp_path) as checkpoint:
+        inventory = checkpoint.inventory
+        assert inventory.full_bytes == 1 << 40
+        out = np.empty(8, np.uint8)
+        for index in range(shards):
+            checkpoint.read(index, size - 8, out)
+            assert out.tobytes() == b"the end."
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20 and len(inventory.to_bytes()) < 2000
+
+
 _ONE = {"a": entry("U8", [4], 0, 4)}
 _HOSTILE: dict[str, bytes] = {
     "empty file": b"",
