@@ -147,7 +147,7 @@ def test_runs(token: Callable[..., Api], project: Project) -> None:
     api = token("publisher")
     made = api.post("runs", {"name": "llama"})
     assert made.status_code == 201
-    assert made.json()["epoch"] == {"number": 0} and made.json()["latest_ready"] is None
+    assert made.json()["epoch"] == {"number": 0, "from_version": None} and made.json()["latest_ready"] is None
     problem(api.post("runs", {"name": "llama"}), 409, "run_exists")
     assert "name" in problem(api.post("runs", {"name": "a b"}), 400, "invalid_request")["detail"]
     problem(api.get("runs/unknown"), 404, "not_found")
@@ -288,7 +288,7 @@ def test_epochs(run: Run, token: Callable[..., Api]) -> None:
     problem(api.post("runs/minilm/epochs", {"from_version": 0, "reason": "x"}), 409, "parent_not_ready")
     series(run, 1)
     assert api.post("runs/minilm/epochs", {"from_version": 0, "reason": "Resumed."}).json()["number"] == 1
-    assert api.get("runs/minilm").json()["epoch"] == {"number": 1}
+    assert api.get("runs/minilm").json()["epoch"] == {"number": 1, "from_version": 0}
 
 
 @pytest.mark.parametrize(
