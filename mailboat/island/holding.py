@@ -341,6 +341,7 @@ class Holding:
             marker = replace(held, base=base, log=held.log[len(origin.log) :])
             self._store.set_marker(marker)
             self.marker = marker
+            self._members.rebased(marker)
             self._store.collect(marker)
             return True
 

@@ -94,6 +94,11 @@ class Upkeep:
 
     # -- by the thread that moves the island
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `settle` has something to do."""
+        return self._image_is_damaged or (self._rewritten is not None and self._holding.held is not None)
+
     def settle(self) -> None:
         """Between two trips: rebuilds an image that was found damaged, swaps the marker to a base that was finished."""
         if self._image_is_damaged:

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from mailboat.errors import MailboatError
+from mailboat.errors import DiskFull, MailboatError
 from mailboat.image import Image
+from mailboat.island import upkeep
 from mailboat.island.members import roster
 from mailboat.island.members.follower import MemberOptions, run_member
 from mailboat.island.members.lead import LeadOptions, MembersError, shared_secret
 from mailboat.island.members.order import BadWord, Order, Word
 from mailboat.island.stop import Stop
+from mailboat.island.upkeep import UpkeepOptions
 from tests.island.contract_server import ContractServer
 from tests.island.fleet import RunningIsland, Trainer, held_state, island
+from tests.island.test_upkeep import QUICK, flip, marker
 from tests.waiting import eventually, free_port
 
 SECRET = "s" * 40
@@ -28,9 +31,9 @@ SECRET = "s" * 40
 class RunningMember:
     """A member in a thread."""
 
-    def __init__(self, store: Path, port: int, name: str, secret: str) -> None:
+    def __init__(self, store: Path, port: int, name: str, secret: str, **options: Any) -> None:
         self.stop, self.lines, self.error = Stop(), [], None
-        options = MemberOptions(f"http://127.0.0.1:{port}", name, secret, store, store / "image")
+        options = MemberOptions(f"http://127.0.0.1:{port}", name, secret, store, store / "image", **options)
         self.thread = threading.Thread(target=self._run, args=(options,), daemon=True)
         self.thread.start()
 
@@ -42,8 +45,8 @@ class RunningMember:
 
 
 @contextmanager
-def member(store: Path, port: int, name: str = "b", secret: str = SECRET) -> Iterator[RunningMember]:
-    running = RunningMember(store, port, name, secret)
+def member(store: Path, port: int, name: str = "b", secret: str = SECRET, **options: Any) -> Iterator[RunningMember]:
+    running = RunningMember(store, port, name, secret, **options)
     try:
         yield running
     finally:
@@ -187,6 +190,87 @@ def test_a_roll_back_takes_members_along(server: ContractServer, tmp_path: Path,
         server.point(0)
         server.wait_for(lambda: server.applied(0))
         assert held_state(a) == held_state(b) == first.digest
+
+
+def test_the_log_of_a_member_is_compacted(server: ContractServer, tmp_path: Path, port: int) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    short = UpkeepOptions(rate=1e12, start_rate=1e12, log_entries=2, log_share=9)
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port)):
+        with member(b, port, upkeep=short) as running:
+            for number in range(4):
+                trainer.step()
+                server.wait_for(lambda n=number: server.applied(n))
+            eventually(lambda: marker(b)["base"]["version"] == 3 and marker(b)["log"] == [])
+            eventually(lambda: any("is the base from now on" in line for line in running.lines))
+            trainer.step()
+            server.wait_for(lambda: server.applied(4))
+            assert [entry["version"] for entry in marker(b)["log"]] == [4]
+            assert [path.name[:6] for path in (b / "base").iterdir()] == ["000003"]
+        shutil.rmtree(b / "image")  # base and log are its truth
+        with member(b, port) as again:
+            eventually(lambda: any("rebuilt from the store" in line for line in again.lines))
+        assert held_state(a) == held_state(b) == trainer.state().digest
+
+
+@pytest.mark.parametrize("where", ["base", "image", "base and image"])
+def test_damage_of_a_member_is_mended(server: ContractServer, tmp_path: Path, port: int, where: str) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    patterns = {"base": "base/0*/model.safetensors", "image": "image/model.safetensors"}
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port)), member(b, port, upkeep=QUICK) as one:
+        for number in range(2):
+            trainer.step()
+            server.wait_for(lambda n=number: server.applied(n))
+        eventually(lambda: any("strong digests of image, base and log agree" in line for line in one.lines))
+        said = len(one.lines)
+        for name in where.split(" and "):
+            flip(next(b.glob(patterns[name])), 450)
+        mended = {"image": "rebuilt from the store", "base and image": "held and verified"}
+        eventually(lambda: any(mended.get(where, "is the base from now on") in line for line in one.lines[said:]))
+        assert held_state(b) == trainer.state().digest
+        trainer.step()
+        server.wait_for(lambda: server.applied(2))
+        assert held_state(a) == held_state(b) == trainer.state().digest
+
+
+def test_what_a_member_finds_is_shown_with_the_island(
+    server: ContractServer, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_folder: Path, needed: int, what: str) -> None:
+        raise DiskFull(f"{what} needs {needed:,} bytes, and none are free.")
+
+    monkeypatch.setattr(upkeep, "RETRY_SECONDS", 0.2)
+    a, b = tmp_path / "a", tmp_path / "b"
+    with (
+        Trainer(server, tmp_path) as trainer,
+        island(server, a, **leading(port)),
+        member(b, port, upkeep=UpkeepOptions(rate=1e12, log_entries=0)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(upkeep, "require_space", full)
+            for number in range(2):
+                trainer.step()
+                server.wait_for(lambda n=number: server.applied(n))
+            server.wait_for(lambda: "none are free" in rows(server)[0]["reason"])
+            assert rows(server)[0]["version"] == 1, "it goes on with the log that it has"
+        server.wait_for(lambda: rows(server)[0]["reason"] == "")
+        assert marker(b)["base"]["version"] == 1
+
+
+def test_a_new_host_is_given_the_base_that_its_leader_has_now(
+    server: ContractServer, tmp_path: Path, port: int
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    short = UpkeepOptions(rate=1e12, start_rate=1e12, log_entries=1, log_share=9)
+    with Trainer(server, tmp_path) as trainer, island(server, a, **leading(port), upkeep=short):
+        with member(b, port):
+            for number in range(3):
+                trainer.step()
+                server.wait_for(lambda n=number: server.applied(n))
+            eventually(lambda: marker(a)["base"]["version"] == 2)
+        shutil.rmtree(b)
+        with member(b, port):
+            eventually(lambda: (b / "marker.json").exists() and marker(b)["version"] == 2)
+        assert held_state(b) == trainer.state().digest
 
 
 def test_strangers_hear_nothing(server: ContractServer, tmp_path: Path, port: int) -> None:

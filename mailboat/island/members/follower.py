@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from mailboat.client import Api, pause_before
+from mailboat.durable import remove
 from mailboat.errors import MailboatError, StoreError, Unauthorised
 from mailboat.island.engines.checkpoint import CheckpointEngine
+from mailboat.island.heartbeat import Status
 from mailboat.island.holding import Holding, Prepared, Say, Step
 from mailboat.island.marker import Base, LogEntry, Marker
 from mailboat.island.members.order import COMMITTING, ERROR, IDLE, PREPARING, Order, Word
 from mailboat.island.stop import Stop, Stopped
 from mailboat.island.store import Store
+from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.replies import AnchorFile, AnchorStep, PatchStep
 from mailboat.route import Documents, fetch_anchor, fetch_parts, open_proven
 
@@ -40,6 +43,7 @@ class MemberOptions:
     store: Path
     image: Path | None = None
     ca_file: str | None = None
+    upkeep: UpkeepOptions = UpkeepOptions()  # noqa: RUF009 - frozen
 
 
 def run_member(options: MemberOptions, *, stop: Stop, say: Say) -> None:
@@ -71,7 +75,10 @@ class Member:
         self._newest: Order | None = None
         self._word = Word(image=str(options.image.absolute()) if options.image else "")
         self._said: Word | None = None
+        self._status = Status()  # its finding is the upkeep's
         self._holding: Holding | None = None
+        self._upkeep: Upkeep | None = None
+        self._upkeep_stop = Stop()
         self._documents: Documents | None = None
         self._ready: tuple[Marker, Prepared | Marker | None] | None = None  # a version, and what leads there
         self._told = ""
@@ -103,20 +110,26 @@ class Member:
         """Lets go of the image."""
         with self._change:
             self._change.notify_all()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._forget_ready()
+        self._upkeep_stop.set()
+        if self._upkeep is not None:
+            self._upkeep.join(1.0)
         if self._holding is not None:
             self._holding.close()
 
     # -- listening and speaking
 
     def _next(self, done: Order | None) -> Order:
-        """The newest order, when it is another than the one carried out."""
+        """The newest order, when it is another than the one carried out, or upkeep found what may change that."""
         with self._stop.interruptible():
             while True:
                 self._stop.check()
                 with self._change:
                     order = self._newest
-                    if order is not None and order != done:
+                    if order is not None and (order != done or (self._upkeep is not None and self._upkeep.has_news)):
                         return order
                     self._change.wait(0.5)
 
@@ -146,7 +159,8 @@ class Member:
             with self._change:
                 word = self._word
             with contextlib.suppress(MailboatError):  # the next word comes in a second; `_listen` says what is wrong
-                body = json.dumps(word.as_json()).encode()
+                said = replace(word, reason=word.reason or self._status.finding)
+                body = json.dumps(said.as_json()).encode()
                 headers = {"Content-Type": "application/json"}
                 path = f"members/{self._options.name}/word"
                 self._api.request("POST", path, body=body, headers=headers, retry=False, timeout=5.0)
@@ -171,6 +185,7 @@ class Member:
     def _obey(self, order: Order, failures: int) -> None:
         """Makes the order true."""
         self._set(leader=order.leader, order=order.serial, phase=PREPARING, reason="", ready="")
+        self._settle()
         run = next((marker.run for marker in (order.at, order.coming) if marker is not None), None)
         if run is not None:
             holding = self._holding_of(run)
@@ -187,13 +202,23 @@ class Member:
         self._told = ""
         self._set(phase=IDLE, reason="", ready=order.coming.state if order.coming else "")
 
+    def _settle(self) -> None:
+        """Takes what upkeep found or finished. What was prepared before leads from a base or image that goes."""
+        if self._upkeep is not None and self._upkeep.has_news:
+            self._forget_ready()
+            with self._stop.interruptible():
+                self._upkeep.settle()
+
     def _holding_of(self, run: str) -> Holding:
         if self._holding is None or self._documents is None or self._documents.run_id != run:
-            if self._holding is not None:
-                self._forget_ready()
-                self._holding.close()
+            self._let_go()
+            options, self._upkeep_stop = self._options, Stop()
             self._documents = Documents(self._api, "island", run, self._store)
-            self._holding = Holding(self._store, CheckpointEngine(), self._documents, self._options.image, self._say)
+            self._holding = Holding(self._store, CheckpointEngine(), self._documents, options.image, self._say)
+            self._upkeep = Upkeep(
+                self._store, self._holding, self._status, options.upkeep, stop=self._upkeep_stop, say=self._say
+            )
+            self._upkeep.start()
         return self._holding
 
     @property
@@ -225,6 +250,8 @@ class Member:
             self._own.relabel(manifest, marker.serial)  # raises unless it is the same state under another number
         self._forget_ready()
         self._own.tidy()
+        if self._upkeep is not None:
+            self._upkeep.wake()
         self._say(f"version {marker.version}  held and verified in {time.monotonic() - started:.2f} s")
 
     def _forget_ready(self) -> None:
@@ -281,18 +308,22 @@ class Member:
         """The leader's base, proven by strong digests."""
         assert self._documents is not None  # noqa: S101 - made with the holding
         base = marker.base
+        manifest = self._documents.manifest(marker.manifest, number=marker.version)
+        aliases = self._documents.state(manifest).inventory.aliases
         place = self._store.base_name(base.version, base.state)
         if place.is_dir():
-            return self._store.own_base(base.version, base.state)
+            try:
+                open_proven(place, aliases, base.state)[0].close()
+                return self._store.own_base(base.version, base.state)
+            except (MailboatError, OSError) as error:
+                self._say(f"The base {place} is damaged ({error}); it is fetched again.")
+                remove(place)
         body = json.loads(self._api.request("GET", f"base/{base.state}", timeout=600).data)
         if not isinstance(body, list):
             raise StoreError("The leader's list of its base's files can't be understood; run the same release on both.")
         files = tuple(AnchorFile.parse(file) for file in body)
         incoming = self._store.incoming / f"base-{place.name}"
         fetch_anchor(self._documents, AnchorStep(base.version, marker.manifest, files), incoming)
-        aliases = self._documents.state(
-            self._documents.manifest(marker.manifest, number=marker.version)
-        ).inventory.aliases
         open_proven(incoming, aliases, base.state)[0].close()
         with self._stop.shielded():
             return self._store.adopt_base(incoming, base.version, base.state)

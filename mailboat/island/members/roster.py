@@ -46,6 +46,9 @@ class Members(Protocol):
     def align(self, marker: Marker) -> None:
         """Decides for a version, prepared or not; returns when all hold it. Raises CommitDeferred."""
 
+    def rebased(self, marker: Marker) -> None:
+        """The version held starts from another base from now on: who seeds itself is given that one."""
+
     def decided(self, marker: Marker) -> bool:
         """Whether a move that was under way was decided."""
 
@@ -71,6 +74,9 @@ class Alone:
         """Nobody is told."""
 
     def align(self, marker: Marker) -> None:
+        """Nobody is told."""
+
+    def rebased(self, marker: Marker) -> None:
         """Nobody is told."""
 
     def decided(self, marker: Marker) -> bool:  # noqa: ARG002
@@ -176,6 +182,13 @@ class Roster:
     def align(self, marker: Marker) -> None:
         """See Members."""
         self._decide(marker, None)
+
+    def rebased(self, marker: Marker) -> None:
+        """See Members."""
+        with self._change:
+            at = self._order.at
+        if at is not None and at.state == marker.state:
+            self._give(marker, None)  # what was coming led from the old base; it is prepared anew
 
     def _decide(self, marker: Marker, limit: float | None) -> None:
         decision = {"version": marker.version, "state": marker.state}
