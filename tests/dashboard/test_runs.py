@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from django.test import Client
 
 from controlplane.jobs.models import Job
 from controlplane.registry import deriving
+from controlplane.registry.models import Anchor, Patch
 from tests import factories as make
 from tests.dashboard.conftest import World
 
@@ -30,6 +33,24 @@ def test_range_of_the_chart_is_in_the_address(world: World, owner: Client) -> No
     assert _page(owner, world.url("runs/demo/?last=20")).count('class="dot"') == 20
     for nonsense in ("x", "-1", "5", "9" * 50):
         assert owner.get(world.url(f"runs/demo/?last={nonsense}&before={nonsense}")).status_code == 200
+
+
+def test_what_routes_are_made_of_at_a_glance(world: World, owner: Client) -> None:
+    zero, one, _, three = world.versions
+    facts = {"run": world.run, "changed": 1}
+    Patch.objects.create(from_version=zero, to_version=three, kind="merged", bytes=4 << 20, **facts)
+    Patch.objects.create(from_version=one, to_version=three, kind="merged", bytes=5 << 20, **facts)
+    Patch.objects.create(from_version=three, to_version=one, kind="reverse", bytes=6 << 20, **facts)
+    Anchor.objects.create(version=three, kind="reference", uri="file:///base", files=[], bytes=43 << 20)
+    part = _page(owner, world.pages["run"]).split('id="ways-title"')[1].split("</table>")[0]
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in part.split("<tr>")[2:]]
+    assert cells == [
+        ["Step patches", "3", "2.86 MiB", "1 version"],
+        ["Merged patches", "2", "9.00 MiB", "3 versions"],
+        ["Reverse patches", "1", "6.00 MiB", "2 versions"],
+        ["Anchors, uploaded", "1", "42.9 MiB", "–"],
+        ["Anchors that lie elsewhere", "1", "43.0 MiB", "–"],
+    ]
 
 
 def test_versions_come_in_pages(world: World, owner: Client) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, F, Max, Min, Q, Sum
-from django.db.models.functions import TruncHour
+from django.db.models.functions import Abs, TruncHour
 from django.urls import reverse
 
 from controlplane.dashboard import badges, charts, wording
@@ -27,6 +27,14 @@ HOLDERS = 12
 LOOK_BACK = 10
 BREACHES = 8
 VARIANT_VERSIONS = 8
+WAYS: dict[str, str] = {
+    Patch.Kind.STEP: "Step patches",
+    Patch.Kind.MERGED: "Merged patches",
+    Patch.Kind.REVERSE: "Reverse patches",
+    Anchor.Kind.UPLOAD: "Anchors, uploaded",
+    Anchor.Kind.BUILT: "Anchors, built here",
+    Anchor.Kind.REFERENCE: "Anchors that lie elsewhere",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,27 @@ def storage(run: Run) -> Storage:
     total = Blob.objects.filter(run=run).aggregate(n=Count("id"), bytes=Sum("size"))
     anchors = Anchor.objects.filter(version__run=run).order_by("-version__number")
     return Storage(total["n"], total["bytes"] or 0, tuple(anchors.values_list("version__number", "kind", "bytes")[:5]))
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What routes of a run are made of, of one kind: how many, their bytes, the most versions that one spans."""
+
+    name: str
+    count: int
+    bytes: int
+    span: int | None
+
+
+def ways(run: Run) -> list[Ways]:
+    """Step, merged and reverse patches, and anchors; kinds that the run has none of are left out."""
+    span = Abs(F("to_version__number") - F("from_version__number"))
+    patches = Patch.objects.filter(run=run).values("kind").annotate(n=Count("id"), size=Sum("bytes"), span=Max(span))
+    anchors = Anchor.objects.filter(version__run=run)
+    sizes = anchors.values("kind").annotate(n=Count("id"), size=Sum("bytes"))
+    found = {row["kind"]: Ways(WAYS[row["kind"]], row["n"], row["size"], row["span"]) for row in patches}
+    found |= {row["kind"]: Ways(WAYS[row["kind"]], row["n"], row["size"], None) for row in sizes}
+    return [found[kind] for kind in WAYS if kind in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ def run(request: PageRequest, run: str) -> HttpResponse:
         "channels": rows.channel_rows(found),
         "figures": figures,
         "storage": rows.storage(found),
+        "ways": rows.ways(found),
         "staleness": rows.staleness(found),
         "epochs": rows.epoch_rows(found),
         "variants": deriving.variants(found),
