@@ -58,7 +58,8 @@ def queue_spans(version: Version, run: Run) -> None:
     if not numbers or _unfinished(run, POLICY) >= BACKLOG:
         return
     ready = Version.objects.filter(run=run, state=Version.State.READY, inventory=version.inventory_id)
-    for begin in ready.filter(number__in=numbers).order_by("number").values_list("number", flat=True):
+    begins = ready.filter(number__in=numbers).exclude(patches_out__to_version=version)
+    for begin in begins.order_by("number").values_list("number", flat=True):
         enqueue(run, begin, version.number, why=POLICY)
 
 
@@ -68,6 +69,20 @@ def queue_anchor(version: Version, run: Run) -> None:
     if due and not Anchor.objects.filter(version=version).exists():
         key = f"anchor:{run.pk}:{version.number}"
         jobs.enqueue(Job.Kind.ANCHOR, run, {"version": version.number}, key)
+
+
+def queue_due(run: Run) -> None:
+    """After an edit of the settings: the merges that end at the newest version, and the anchor that is due at it or was
+    before it. Older spans are left to those who wait for them.
+    """
+    ready = Version.objects.filter(run=run, state=Version.State.READY)
+    newest = ready.order_by("-number").first()
+    if newest is None:
+        return
+    queue_spans(newest, run)
+    last = None if run.anchor_every is None else newest.number - newest.number % run.anchor_every
+    if last is not None and (version := ready.filter(number=last).first()) is not None:
+        queue_anchor(version, run)
 
 
 def aligned(number: int, up_to: int) -> list[int]:

@@ -26,6 +26,7 @@ SETTINGS = (
     "staleness_versions",
     "staleness_seconds",
 )
+AHEAD_OF_NEED = frozenset({"anchor_every", "merge_up_to"})
 
 
 def edit_run(run: Run, changes: Mapping[str, Any], *, seen: int | None, actor: str) -> Run:
@@ -48,7 +49,9 @@ def edit_run(run: Run, changes: Mapping[str, Any], *, seen: int | None, actor: s
             before={name: before[name] for name in changed},
             after={name: after[name] for name in changed},
         )
-    row.refresh_from_db()
+        row.refresh_from_db()
+        if not AHEAD_OF_NEED.isdisjoint(changed):
+            merging.queue_due(row)
     return row
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 
 from controlplane.audit.models import Entry
-from controlplane.registry.models import Channel, Run, Version
+from controlplane.jobs.models import Job
+from controlplane.registry.models import Anchor, Channel, Patch, Run, Version
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 from tests.controlplane.api.test_calls import problem
 from tests.controlplane.conftest import Api, enrol
@@ -70,6 +72,30 @@ def test_a_new_version_does_not_void_what_was_seen(run: Run, operator: Api) -> N
     seen = operator.get(RUN)["ETag"]
     series(run, 1)
     assert change(operator, "patch", RUN, {"anchor_every": 16}, If_Match=seen).status_code == 200
+
+
+def test_what_new_settings_ask_for_at_the_newest_version_is_queued(run: Run, operator: Api) -> None:
+    def queued() -> set[tuple[str, Any, Any]]:
+        found = Job.objects.filter(kind__in=("merge", "anchor")).values_list("kind", "params")
+        return {(kind, params.get("from"), params.get("to", params.get("version"))) for kind, params in found}
+
+    Run.objects.filter(pk=run.pk).update(merge_up_to=0)
+    change(operator, "patch", RUN, {"merge_up_to": 1}, If_Match=operator.get(RUN)["ETag"])  # nothing is there yet
+    series(run, 9)
+    assert queued() == set()
+    change(operator, "patch", RUN, {"keep_days": 9}, If_Match=operator.get(RUN)["ETag"])
+    assert queued() == set(), "other settings build nothing"
+    change(operator, "patch", RUN, {"merge_up_to": 4, "anchor_every": 3}, If_Match=operator.get(RUN)["ETag"])
+    due = {("merge", 6, 8), ("merge", 4, 8), ("anchor", None, 6)}
+    assert queued() == due
+    Job.objects.update(state="succeeded", finished_at=Now())
+    versions = {version.number: version for version in Version.objects.all()}
+    for origin in (6, 4):
+        facts = {"from_version": versions[origin], "to_version": versions[8], "kind": "merged", "bytes": 1}
+        Patch.objects.create(run=run, **facts)
+    Anchor.objects.create(version=versions[6], files=[], bytes=1)
+    change(operator, "patch", RUN, {"merge_up_to": 8, "anchor_every": 6}, If_Match=operator.get(RUN)["ETag"])
+    assert queued() == due | {("merge", 0, 8)}, "what is there is not built again"
 
 
 @pytest.mark.parametrize("tag", ['"r0"', "r1", 'W/"r1"', '"r1", "r2"', '"x"', '"r99999999999999999999"'])
