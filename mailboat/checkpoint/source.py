@@ -5,7 +5,7 @@ A source gives bits by position in its inventory; it must never convert, reorder
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +72,7 @@ class ArraySource:
             raise CheckpointError(f"The side files can't be published: {problem}.")
         views = {name: _byte_view(name, array) for name, array in arrays.items()}
         described = {
-            name: _describe(name, array, (dtypes or {}).get(name), (shapes or {}).get(name))
+            name: describe(name, array, (dtypes or {}).get(name), (shapes or {}).get(name))
             for name, array in arrays.items()
         }
         config = self._side.get(CONFIG)
@@ -84,13 +84,7 @@ class ArraySource:
                 continue
             if described[alias][:2] != described[name][:2] or not np.array_equal(views[alias], views[name]):
                 raise CheckpointError(f"{alias} and {name} are declared as one tensor, but their bytes differ.")
-        kept = [name for name in arrays if name not in tied]
-        grouped = units(kept)
-        self._inventory = Inventory.of(
-            (Tensor(COMPONENT, n, described[n][0], described[n][1], grouped.get(n), described[n][2]) for n in kept),
-            tied,
-            quantiser_text(config),
-        )
+        self._inventory = described_inventory(described, tied, config)
         self._views = [views[tensor.name] for tensor in self._inventory.tensors]
         self._words: dict[int, NDArray[np.uint64] | None] = {}
         self._side_files = tuple(side_file(path, content) for path, content in self._side.items())
@@ -129,6 +123,27 @@ class ArraySource:
         return self._side[path]
 
 
+Described = tuple[str, tuple[int, ...], int | None]
+
+
+def described_inventory(described: Mapping[str, Described], tied: Mapping[str, str], config: bytes | None) -> Inventory:
+    """The inventory of tensors described by (safetensors dtype, shape, stored size for unknown dtypes), less `tied`."""
+    kept = [name for name in described if name not in tied]
+    grouped = units(kept)
+    tensors = (Tensor(COMPONENT, n, described[n][0], described[n][1], grouped.get(n), described[n][2]) for n in kept)
+    return Inventory.of(tensors, dict(tied), quantiser_text(config))
+
+
+def tied_names(places: Mapping[str, Hashable]) -> dict[str, str]:
+    """Map every further name of one and the same place in memory to its first name."""
+    first: dict[Hashable, str] = {}
+    tied: dict[str, str] = {}
+    for name in sorted(places, key=_embeddings_first):
+        if (kept := first.setdefault(places[name], name)) != name:
+            tied[name] = kept
+    return tied
+
+
 def _byte_view(name: str, array: NDArray[Any]) -> Bytes:
     if not array.flags.c_contiguous:
         raise CheckpointError(f"{name} is not contiguous in memory; make it so before it is published.")
@@ -138,10 +153,8 @@ def _byte_view(name: str, array: NDArray[Any]) -> Bytes:
     return view
 
 
-def _describe(
-    name: str, array: NDArray[Any], dtype: str | None, shape: tuple[int, ...] | None
-) -> tuple[str, tuple[int, ...], int | None]:
-    """Return (safetensors dtype, shape, stored size for unknown dtypes)."""
+def describe(name: str, array: NDArray[Any], dtype: str | None, shape: tuple[int, ...] | None) -> Described:
+    """What an array is as a tensor. Raises CheckpointError where NumPy does not say which bits these are."""
     dtype = dtype or _NUMPY_DTYPES.get(array.dtype.name)
     if dtype is None:
         raise CheckpointError(f"{name} has the dtype {array.dtype}; say which safetensors dtype its bits are.")
@@ -156,17 +169,13 @@ def _describe(
 
 
 def _shared_storage(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """Map every further name of one and the same memory to its first name in sorted order."""
-    first: dict[tuple[Any, ...], str] = {}
-    shared: dict[str, str] = {}
-    for name in sorted(arrays, key=_embeddings_first):
-        array = arrays[name]
-        if array.size == 0:
-            continue
-        where = (array.__array_interface__["data"][0], array.shape, array.dtype.str)
-        if (kept := first.setdefault(where, name)) != name:
-            shared[name] = kept
-    return shared
+    return tied_names(
+        {
+            name: (array.__array_interface__["data"][0], array.shape, array.dtype.str)
+            for name, array in arrays.items()
+            if array.size
+        }
+    )
 
 
 def _embeddings_first(name: str) -> tuple[bool, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,46 @@ def build_patch(
         for source in (base, target):
             if isinstance(source, Checkpoint):
                 source.check_unchanged()
-        return builder.write(out, approve or (lambda _before, _after: None))
+        target_state = builder.measured()
+        if approve is not None:
+            approve(builder.before(), target_state)
+        return builder.write(out, target_state)
+
+
+@contextmanager
+def part_builder(
+    base: TensorSource, target: TensorSource, out: Path, part: PartSpec, *, base_state: State
+) -> Iterator[PartBuilder]:
+    """Build one part where nobody has all of `target`: `scan` reads only what the part carries and gives the digests
+    of that; whoever joins those of all parts gives the whole target state to `write`. Raises as `build_patch`.
+    """
+    base.inventory.require_same(target.inventory)
+    base_state.inventory.require_same(base.inventory)
+    _check_out(out, [])
+    with ExitStack() as stack:
+        stack.enter_context(disk_full_as_error(out.parent))
+        threads = thread_count(None)
+        builder = _Builder(
+            base, target, part, base_state=base_state, encode_for="size", threads=threads, folder=out.parent,
+            stack=stack, carried_only=True,
+        )  # fmt: skip
+        yield PartBuilder(builder, out)
+
+
+class PartBuilder:
+    """One part on its way; use `part_builder`. `scan` once, then `write` once."""
+
+    def __init__(self, builder: _Builder, out: Path) -> None:
+        self._builder, self._out = builder, out
+
+    def scan(self) -> State:
+        """Read what the part carries. Of the state only the rows of that are right: join them with the others'."""
+        self._builder.scan(lambda _: None)
+        return self._builder.measured()
+
+    def write(self, target_state: State) -> BuiltPatch:
+        """Write the part of the patch that leads to `target_state`."""
+        return self._builder.write(self._out, target_state)
 
 
 def _check_out(out: Path, read: Sequence[Checkpoint]) -> None:
@@ -128,6 +167,7 @@ class _Builder:
         threads: int,
         folder: Path,
         stack: ExitStack,
+        carried_only: bool = False,
     ) -> None:
         self.base, self.target, self.base_state = base, target, base_state
         self.inventory = base.inventory
@@ -145,7 +185,7 @@ class _Builder:
         self.strong = np.zeros((count, 32), np.uint8)
         self.encoder = Encoder(
             base, target, carried, with_base_sums=base_state is None, encode_for=encode_for, threads=threads,
-            folder=folder, stack=stack,
+            folder=folder, stack=stack, carried_only=carried_only,
         )  # fmt: skip
 
     def scan(self, progress: Callable[[int], None]) -> None:
@@ -173,11 +213,17 @@ class _Builder:
             if self.base_state is None:
                 self.base_strong[index] = np.frombuffer(old_hash.digest(), np.uint8)
 
-    def write(self, out: Path, approve: Callable[[State, State], None]) -> BuiltPatch:
+    def before(self) -> State:
+        """The base's state, once it was read."""
+        return self.base_state or State(self.inventory, self.base_sums, self.base_strong, self.base.side_files)
+
+    def measured(self) -> State:
+        """The target's state, once it was read."""
+        return State(self.inventory, self.before().sums + self.delta, self.strong, self.target.side_files)
+
+    def write(self, out: Path, target_state: State) -> BuiltPatch:
         """Assemble the file from the spools and give it its name."""
-        base_state = self.base_state or State(self.inventory, self.base_sums, self.base_strong, self.base.side_files)
-        target_state = State(self.inventory, base_state.sums + self.delta, self.strong, self.target.side_files)
-        approve(base_state, target_state)
+        base_state = self.before()
         table = self.encoder.finish()
         raw_table = table.to_bytes()
         packed_table = compress_table(raw_table)

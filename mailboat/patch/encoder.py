@@ -99,9 +99,11 @@ class Encoder:
         threads: int,
         folder: Path,
         stack: ExitStack,
+        carried_only: bool = False,
     ) -> None:
         self._base, self._target, self._carried = base, target, carried
         self._with_base_sums = with_base_sums
+        self._carried_only = carried_only
         self._for_size = encode_for == "size"
         self._threads = threads
         self._tensors = base.inventory.tensors
@@ -121,7 +123,7 @@ class Encoder:
         self._scratches = [Scratch() for _ in range(_GROUPS_PER_THREAD * threads)]
 
     def scan(self) -> Iterator[Scanned]:
-        """Compare every block once, in order, and encode what is carried."""
+        """Compare every block once (with `carried_only` those alone), in order, and encode what is carried."""
         width = max((geometry.width for geometry in self.geometries), default=1)
         for block in in_order(self._pool, slots_for(width, self._threads), self._jobs(), self._compare):
             yield block
@@ -145,6 +147,8 @@ class Encoder:
         before = 0
         for index, geometry in enumerate(self.geometries):
             carried = index in self._carried
+            if self._carried_only and not carried:
+                continue
             for first, elements in geometry:
                 window = (before + first * geometry.width) // GROUP_BYTES
                 yield Job(index, first, elements, window, carried)
