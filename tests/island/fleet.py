@@ -137,11 +137,15 @@ def image_state(store: Path) -> State:
         return image.measure()
 
 
-def start_process(server: ContractServer, store: Path, *extra: str) -> subprocess.Popen[bytes]:
-    """The real command in a process of its own; its log lies beside the store."""
+def start_process(server: ContractServer, store: Path, *extra: str, off: float = 0) -> subprocess.Popen[bytes]:
+    """The real command in a process of its own, whose clock is ``off`` by so many seconds; its log lies beside the
+    store.
+    """
     store.parent.mkdir(parents=True, exist_ok=True)
+    wrong = f"import time; right = time.time; time.time = lambda: right() + {off}; "
+    program = ["-c", f"{wrong}from mailboat.cli import main; main()"] if off else ["-m", "mailboat.cli"]
     command = [
-        sys.executable, "-m", "mailboat.cli", "island", "run", "--server", server.address, "--project", PROJECT,
+        sys.executable, *program, "island", "run", "--server", server.address, "--project", PROJECT,
         "--store", str(store), "--image", str(store / "image"), "--token", "once", *extra,
     ]  # fmt: skip
     with (store.parent / f"{store.name}.log").open("ab") as log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from mailboat import transfer
+from mailboat.checkpoint.files import Checkpoint
+from mailboat.digest import measure
 from mailboat.durable import remove
 from mailboat.errors import DiskFull, Unreachable
 from mailboat.island import sync
@@ -19,12 +22,18 @@ from mailboat.island.export import Export
 from mailboat.island.holding import Holding
 from mailboat.manifest import BlobRef, PatchRef
 from tests.island.contract_server import ContractServer, Fault
-from tests.island.fleet import Trainer, held_state, island
+from tests.island.fleet import Trainer, held_state, island, start_process
 
 
 def failed(server: ContractServer) -> list[dict[str, Any]]:
     """The failures that were reported."""
     return [report for report in server.reports if report["outcome"] == "failed"]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends an island's process."""
+    process.terminate()
+    process.wait(20)
 
 
 def part_of(server: ContractServer, number: int) -> str:
@@ -312,6 +321,36 @@ def test_a53_heads_that_must_not_be_followed(
             assert held_state(store) == trainer.state().digest
             server.point(2, serial=50)
             server.wait_for(lambda: server.beats[-1]["phase"] == "idle" and server.beats[-1]["reason"] == "")
+
+
+@pytest.mark.parametrize(("off", "words"), [(2 * 3600, "expired"), (-2 * 3600, "in the future")])
+def test_a46_an_island_whose_clock_is_wrong_keeps_serving_and_says_so(
+    server: ContractServer, tmp_path: Path, off: int, words: str
+) -> None:
+    """A process whose clock is hours off follows no head, and holds and serves what it has until the clock is right."""
+    store, export = tmp_path / "store", tmp_path / "export"
+    process = start_process(server, store, "--export", str(export))
+    try:
+        with Trainer(server, tmp_path) as trainer:
+            held = trainer.step()
+            server.wait_for(lambda: server.applied(0))
+            stop(process)
+            trainer.step()
+            server.beats.clear()
+            process = start_process(server, store, "--export", str(export), off=off)
+            beat = server.wait_for(lambda: next((b for b in server.beats if words in b["reason"]), None))
+            assert (beat["version"], beat["phase"]) == (0, "error") and "clock" in beat["reason"]
+            assert abs(beat["time"] - time.time() - off) < 60, "from which the control plane computes the skew"
+            assert held_state(store) == held.digest
+            with Checkpoint.open(export / "current") as current:
+                assert measure(current).digest == held.digest
+            assert process.poll() is None and server.applied(1) is None
+            stop(process)
+            process = start_process(server, store, off=off // 60)  # within what is tolerated
+            server.wait_for(lambda: server.applied(1))
+            assert held_state(store) == trainer.state().digest
+    finally:
+        stop(process)
 
 
 def test_a53_old_head_is_refused_after_a_restart(server: ContractServer, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +18,14 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.client import Api
 from mailboat.digest import measure
 from mailboat.errors import Conflict, InventoryMismatch, NotFound, Unauthorised
+from mailboat.manifest import Manifest
 from mailboat.trainer import Publisher
 from tests.island.fleet import held_state, island
 from tests.waiting import patient
 
 eventually = patient(30.0)
 
+JSON = {"Content-Type": "application/json"}
 RUNNING: list[threading.Thread] = []
 
 
@@ -189,6 +193,40 @@ def test_a13_a_step_that_goes_back_begins_an_epoch(harbour: Harbour, tmp_path: P
         assert held_state(tmp_path / "store") == version.digest
         assert trainer.publish(weights(8), step=30).number == 5
         assert harbour.operator.run("voyage").epoch == 1
+
+
+def test_a14_a_restarted_trainer_touches_nothing_that_was_published(harbour: Harbour, tmp_path: Path) -> None:
+    """A new trainer process, without its copy, starts again at version 1. Whoever reads the old epoch meanwhile gets
+    its bytes to the end, and an island can still be sent to it.
+    """
+    old = []
+    with harbour.publisher(tmp_path / "first") as trainer:
+        for number in range(3):
+            old.append(trainer.publish(weights(number), step=number))
+            old[-1].wait_ready(30)
+    envelopes = {one.number: harbour.operator.manifest("voyage", one.number) for one in old}
+    patches = [Manifest.from_bytes(envelope.payload).patch for envelope in envelopes.values()]
+    parts = [part for patch in patches if patch is not None for part in patch.parts]
+    assert len(parts) == 2
+    with harbour.operator.open_blob("voyage", parts[1].sha256) as reader:
+        begun = reader.read(10)
+        with harbour.publisher(tmp_path / "second") as restarted:
+            assert restarted.resume(version=1) == 1
+            newest = restarted.publish(weights(9), step=2)
+            newest.wait_ready(30)
+            assert newest.number == 3
+        assert hashlib.sha256(begun + reader.read()).hexdigest() == parts[1].sha256
+    assert {number: harbour.operator.manifest("voyage", number) for number in envelopes} == envelopes
+    for part in parts:
+        with harbour.operator.open_blob("voyage", part.sha256) as again:
+            assert hashlib.sha256(again.read()).hexdigest() == part.sha256
+    with island(harbour.server, tmp_path / "store", token=harbour.enrol("skerry"), poll_seconds=1):
+        eventually(lambda: harbour.at("skerry") == 3)
+        name = next(row["id"] for row in harbour.operator.fleet()["islands"] if row["name"] == "skerry")
+        body = json.dumps({"version": 2, "reason": "An evaluation of the old epoch."}).encode()
+        harbour.operator.request("POST", f"islands/{name}/pin", body=body, headers=JSON)
+        eventually(lambda: harbour.at("skerry") == 2)
+        assert held_state(tmp_path / "store") == old[2].digest
 
 
 def test_a_trainer_resumes_from_a_checkpoint_and_with_other_tensors(harbour: Harbour, tmp_path: Path) -> None:
