@@ -30,11 +30,11 @@ ROOM = 3  # times the full size: image, patch and spare
 
 @dataclass(frozen=True)
 class Candidate:
-    """A committed version's patch, kept until it is known whether the version becomes ready."""
+    """A committed version's patch (all its parts), kept until it is known whether the version becomes ready."""
 
     base: str
     state: State
-    patch: Path
+    parts: tuple[Path, ...]
 
 
 class LocalCopy:
@@ -58,7 +58,7 @@ class LocalCopy:
             self.image.close()
             self.image = None
         for candidate in self._candidates:
-            remove(candidate.patch)
+            _remove_all(candidate.parts)
         self._candidates.clear()
         if self._lock is not None:
             unlock_file(self._lock)
@@ -108,11 +108,11 @@ class LocalCopy:
             wanted = candidate.state.digest == ready
             if self.image is not None and wanted and self.image.digest == candidate.base:
                 try:
-                    self._apply(self.image, (candidate.patch,), candidate.state)
+                    self._apply(self.image, candidate.parts, candidate.state)
                 except (MailboatError, OSError):
                     # The copy is uncertain; the route of the islands gives a sound one.
                     self._drop()
-            remove(candidate.patch)
+            _remove_all(candidate.parts)
         self._candidates.clear()
 
     def _fetch(self, ready: ReadyVersion, api: Api, run: str, run_id: str) -> None:
@@ -184,6 +184,11 @@ class LocalCopy:
         if self.image is not None:
             self.image.close()
             self.image = None
+
+
+def _remove_all(paths: tuple[Path, ...]) -> None:
+    for path in paths:
+        remove(path)
 
 
 def _patiently(api: Api, fetch: Callable[[], Fetched]) -> Fetched:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mailboat.checkpoint.source import ArraySource
+from mailboat.checkpoint.source import ArraySource, describe
 from mailboat.errors import CheckpointError
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -40,7 +40,7 @@ def tensor_source(tensors: NamedTensors, side_files: Mapping[str, bytes]) -> Arr
     shapes: dict[str, tuple[int, ...]] = {}
     shared: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
     for name, value in pairs:
-        array, dtype, shape = _bits(name, value, shared)
+        array, dtype, shape = bits_of(name, value, shared)
         if name in arrays:
             same = (dtypes.get(name), shapes[name]) == (dtype, shape)
             if not same or not np.array_equal(_flat(arrays[name]), _flat(array)):
@@ -54,7 +54,7 @@ def tensor_source(tensors: NamedTensors, side_files: Mapping[str, bytes]) -> Arr
     return ArraySource(arrays, dtypes=dtypes, shapes=shapes, side_files=side_files)
 
 
-def _bits(
+def bits_of(
     name: str, value: Any, shared: dict[tuple[Any, ...], np.ndarray[Any, Any]]
 ) -> tuple[np.ndarray[Any, Any], str | None, tuple[int, ...]]:
     """The bits of one tensor, the safetensors dtype where NumPy's does not say it, and the shape."""
@@ -64,15 +64,24 @@ def _bits(
             key = (value.__array_interface__["data"][0], value.shape, value.strides, value.dtype.str)
             dense = shared.setdefault(key, dense)
         return dense, None, tuple(value.shape)
+    return _torch_bits(_torch_of(name, value), name, value.detach(), shared)
+
+
+def kind_of(name: str, value: Any) -> tuple[str, tuple[int, ...]]:
+    """Safetensors' dtype and shape of a tensor, without its bits; a distributed tensor's are those of the whole."""
+    if isinstance(value, np.ndarray):
+        return describe(name, value, None, None)[:2]
+    return _torch_kind(_torch_of(name, value), name, value)
+
+
+def _torch_of(name: str, value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         raise CheckpointError(f"{name} is a {type(value).__name__}; give torch tensors or NumPy arrays.")
-    return _torch_bits(torch, name, value.detach(), shared)
+    return torch
 
 
-def _torch_bits(
-    torch: Any, name: str, value: Any, shared: dict[tuple[Any, ...], np.ndarray[Any, Any]]
-) -> tuple[np.ndarray[Any, Any], str, tuple[int, ...]]:
+def _torch_kind(torch: Any, name: str, value: Any) -> tuple[str, tuple[int, ...]]:
     dtype = _TORCH.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout != torch.strided:
         raise CheckpointError(f"{name} is a {value.dtype} tensor ({value.layout}), which can't be published.")
@@ -81,6 +90,17 @@ def _torch_bits(
         if not shape:
             raise CheckpointError(f"{name} is a packed scalar, which can't be published.")
         shape = (*shape[:-1], shape[-1] * _PACKED[dtype])
+    return dtype, shape
+
+
+def _torch_bits(
+    torch: Any, name: str, value: Any, shared: dict[tuple[Any, ...], np.ndarray[Any, Any]]
+) -> tuple[np.ndarray[Any, Any], str, tuple[int, ...]]:
+    dtype, shape = _torch_kind(torch, name, value)
+    if hasattr(value, "to_local"):
+        if value.device_mesh.size() > 1:
+            raise CheckpointError(f"{name} lies on several ranks; publish it with RankedPublisher, on all of them.")
+        value = value.to_local()
     # One and the same view of one storage gives one and the same array, so that names of tied tensors are seen as tied
     # even where a copy has to be made.
     storage = value.untyped_storage()

@@ -28,6 +28,7 @@ from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.signing import read_key, sign
 from mailboat.trainer.copy import Candidate, LocalCopy
 from mailboat.trainer.hooks import NamedTensors, tensor_source
+from mailboat.trainer.seconds import Laps, Seconds
 from mailboat.transfer import file_blob, upload_bytes, upload_file
 
 PENDING = frozenset({"committed", "building", "validating"})
@@ -46,7 +47,9 @@ class PublishFailed(MailboatError):  # noqa: N818 - as the library's other error
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """A committed version. ``patch_bytes`` and ``changed`` are None for a version that stands alone."""
+    """A committed version. ``patch_bytes`` and ``changed`` are None for a version that stands alone; ``seconds`` for
+    one that was committed before, its answer lost.
+    """
 
     number: int
     digest: str
@@ -56,6 +59,7 @@ class PublishedVersion:
     full_bytes: int
     _api: Api = field(repr=False, compare=False)
     _run: str = field(repr=False, compare=False)
+    seconds: Seconds | None = field(default=None, compare=False)
 
     def wait_ready(self, timeout: float | None = None) -> PublishedVersion:
         """Waits until the version is ready. Raises PublishFailed when it is refused, Unreachable after ``timeout``
@@ -77,7 +81,7 @@ class _Attempt:
 
 
 @dataclass(frozen=True)
-class _Standing:
+class Standing:
     """Where a run stands: its newest version in whatever state, the ready one that the next starts from (`parent`), the
     copy of that. The first version of an epoch (`begins`) may also stand alone.
     """
@@ -124,6 +128,7 @@ class Publisher:
         self._known = False
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
+        self._laps = Laps()
         self._copy = LocalCopy(None if state_dir is None else Path(state_dir))
 
     def __enter__(self) -> Publisher:
@@ -170,7 +175,10 @@ class Publisher:
             if side_files is None:
                 image = standing.image
                 side_files = {file.path: image.read_side(file.path) for file in image.side_files} if image else {}
-            return self._commit(tensor_source(named_tensors, side_files), step, standing, wait=wait)
+            self._laps = Laps()
+            source = tensor_source(named_tensors, side_files)
+            self._laps.lap("gather")
+            return self._commit(source, step, standing, wait=wait)
 
     def resume(
         self,
@@ -196,9 +204,11 @@ class Publisher:
 
     def _publish(self, source: TensorSource, step: int | None, *, wait: bool) -> PublishedVersion:
         with self._lock:
-            return self._commit(source, step, self._standing(), wait=wait)
+            standing = self._standing()
+            self._laps = Laps()
+            return self._commit(source, step, standing, wait=wait)
 
-    def _standing(self) -> _Standing:
+    def _standing(self) -> Standing:
         """Where the run stands, with the copy brought to its last ready version. Waits for a pending version to end."""
         if not self._known:
             self._api.create_run(self._run, served_format=self._served_format)
@@ -208,14 +218,14 @@ class Publisher:
             newest = _await_end(self._api, self._run, newest.number, None)
         info = self._api.run(self._run)
         if info.latest_ready is None:
-            return _Standing(info, newest, None, None)
+            return Standing(info, newest, None, None)
         base = self._base(info, info.latest_ready.number, newest)
         if base.state != READY:  # what the epoch goes on from is not kept any more
-            return _Standing(info, newest, None, None, begins=True)
+            return Standing(info, newest, None, None, begins=True)
         ready = ReadyVersion(base.number, base.state_digest or "")
         image = self._copy.bring_to(ready, self._api, self._run, info.id)
         parent = ParentRef(ready.number, ready.state_digest)
-        return _Standing(info, newest, parent, image, base.epoch != info.epoch, base.step)
+        return Standing(info, newest, parent, image, base.epoch != info.epoch, base.step)
 
     def _base(self, info: RunInfo, latest: int, newest: VersionInfo | None) -> VersionInfo:
         """The version that the next patch starts from: the last ready one, or where a new epoch goes on from."""
@@ -226,17 +236,16 @@ class Publisher:
 
     # -- one version
 
-    def _commit(self, source: TensorSource, step: int | None, standing: _Standing, *, wait: bool) -> PublishedVersion:
-        if step is not None and not standing.begins and standing.step is not None and step < standing.step:
-            self._open_epoch(step, standing.step)
-            standing = self._standing()
+    def _commit(self, source: TensorSource, step: int | None, standing: Standing, *, wait: bool) -> PublishedVersion:
+        standing = self._in_epoch(step, standing)
+        self._laps.skip()
         version = self._commit_version(source, step, standing)
         if wait:
             version.wait_ready()
             self._copy.settle(version.digest)
         return version
 
-    def _commit_version(self, source: TensorSource, step: int | None, standing: _Standing) -> PublishedVersion:
+    def _commit_version(self, source: TensorSource, step: int | None, standing: Standing) -> PublishedVersion:
         if standing.parent is None or standing.image is None:
             return self._commit_anchor(source, step, standing)
         try:
@@ -246,6 +255,13 @@ class Publisher:
                 raise
             return self._commit_anchor(source, step, replace(standing, parent=None))
 
+    def _in_epoch(self, step: int | None, standing: Standing) -> Standing:
+        """The same, or where a new epoch stands when the step went back."""
+        if step is None or standing.begins or standing.step is None or step >= standing.step:
+            return standing
+        self._open_epoch(step, standing.step)
+        return self._standing()
+
     def _open_epoch(self, step: int, last: int) -> None:
         """The trainer's step went back: it was resumed from an older state, whatever it said."""
         recent = self._api.newest_versions(self._run, limit=LOOK_BACK)
@@ -254,7 +270,7 @@ class Publisher:
         self._api.open_epoch(self._run, next(before, None), reason)
 
     def _commit_patch(
-        self, source: TensorSource, step: int | None, standing: _Standing, parent: ParentRef, image: Image
+        self, source: TensorSource, step: int | None, standing: Standing, parent: ParentRef, image: Image
     ) -> PublishedVersion:
         path = self._copy.folder(image.inventory.full_bytes) / f"version-{standing.number}.mbp"
         try:
@@ -264,28 +280,36 @@ class Publisher:
             if (again := self._answered(built.target_state.digest, step, standing.newest)) is not None:
                 remove(path)
                 return again
+            self._laps.lap("build")
             part = BlobRef(sha256=built.sha256, size=built.size)
             upload_file(self._api, self._run, part, path)
+            self._laps.lap("upload")
             manifest = self._manifest(built.target_state, standing, PatchRef((part,), built.changed), step)
             version = self._send(manifest, None, built.size, built.changed)
         except BaseException:
             remove(path)
             raise
-        self._copy.keep(Candidate(parent.state, built.target_state, path))
+        self._copy.keep(Candidate(parent.state, built.target_state, (path,)))
         return version
 
-    def _commit_anchor(self, source: TensorSource, step: int | None, standing: _Standing) -> PublishedVersion:
+    def _commit_anchor(self, source: TensorSource, step: int | None, standing: Standing) -> PublishedVersion:
         state = measure(source)
         image = self._copy.replace(source, state)
         _check_unchanged(source)
+        return self._commit_image(image, step, standing)
+
+    def _commit_image(self, image: Image, step: int | None, standing: Standing) -> PublishedVersion:
+        """The copy, made anew, as a version that stands alone."""
+        self._laps.lap("build")
         # What is uploaded is the copy that was just compared with the digests: the source may change from here on.
         files = anchor_files(image)
         for file, path in files:
             upload_file(self._api, self._run, file.blob, path)
-        manifest = self._manifest(state, standing, None, step)
+        self._laps.lap("upload")
+        manifest = self._manifest(image.state, standing, None, step)
         return self._send(manifest, [file for file, _ in files], None, None)
 
-    def _manifest(self, state: State, standing: _Standing, patch: PatchRef | None, step: int | None) -> Manifest:
+    def _manifest(self, state: State, standing: Standing, patch: PatchRef | None, step: int | None) -> Manifest:
         inventory = state.inventory
         return Manifest(
             run=standing.info.id,
@@ -321,7 +345,8 @@ class Publisher:
             self._attempt = None
             raise
         self._attempt = None
-        return version
+        self._laps.lap("commit")
+        return replace(version, seconds=self._laps.of_version(version.number))
 
     def _answered(self, digest: str, step: int | None, newest: VersionInfo | None) -> PublishedVersion | None:
         """The version that an earlier publish of the very same made, whose answer was lost."""

@@ -18,6 +18,7 @@ from mailboat.errors import CheckpointError
 from mailboat.patch.backends import gpu_kernels
 
 _log = logging.getLogger(__name__)
+_PIECE = 1 << 18  # elements that are cast at a time on the CPU: no second copy of a tensor is ever made
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class ServedWeights:
     """BF16 views of FP32 masters (BF16 ones are served as they are), resident where the masters are.
 
     `masters`: named parameters; names that share storage share one view. `tensors` is what to publish:
-    `publisher.publish(served.tensors)`. A sharded tensor (FSDP2) is seen by its local part alone; gathering is the
-    caller's. Raises CheckpointError for masters of another dtype, or that are not dense.
+    `publisher.publish(served.tensors)`. Each rank keeps the view of what it holds; that of a split tensor (FSDP2) is a
+    distributed tensor again, which RankedPublisher gathers. Raises CheckpointError for masters of another dtype, or
+    that are not dense.
     """
 
     def __init__(self, masters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
@@ -60,7 +62,7 @@ class ServedWeights:
             if key not in shared or not master.numel():
                 shared[key] = master if kind == "bfloat16" else self._view(master)
                 self._elements += master.numel()
-            self.tensors[name] = shared[key].reshape(master.shape)
+            self.tensors[name] = _like(parameter, shared[key].reshape(master.shape))
 
     def _view(self, master: Any) -> Any:
         served = master.bfloat16()
@@ -97,6 +99,16 @@ def _local(parameter: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def _like(parameter: Any, view: Any) -> Any:
+    """The view of a rank's part as a part of the whole, where the parameter is one."""
+    if not hasattr(parameter, "to_local"):
+        return view
+    whole = parameter.detach()
+    return type(whole).from_local(
+        view, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 def _refresh(master: Any, served: Any) -> int:
     """Cast, compare, write what changed; returns how many elements did."""
     if master.is_cuda:
@@ -104,13 +116,17 @@ def _refresh(master: Any, served: Any) -> int:
         return int(changes.positions.numel())
     from mailboat.quantise.compiled import cast_bf16  # Numba, on use
 
-    wide = master.reshape(-1).numpy().view(np.uint32)
-    held = _bits(served)
-    new = np.empty(wide.size, np.uint16)
-    cast_bf16(wide, new)
-    where = np.flatnonzero(new != held)
-    held[where] = new[where]
-    return int(where.size)
+    wide, held = master.reshape(-1).numpy().view(np.uint32), _bits(served)
+    room = np.empty(min(wide.size, _PIECE), np.uint16)
+    changed = 0
+    for start in range(0, wide.size, _PIECE):
+        old = held[start : start + _PIECE]
+        new = room[: old.size]
+        cast_bf16(wide[start : start + _PIECE], new)
+        where = np.flatnonzero(new != old)
+        old[where] = new[where]
+        changed += int(where.size)
+    return changed
 
 
 def _bits(served: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -102,4 +103,27 @@ def test_under_ddp_and_fsdp2(one_rank: None, how: str) -> None:
         assert served.last is not None and served.last.changed > 0
         for name, parameter in net.named_parameters():
             whole = parameter.detach().full_tensor() if hasattr(parameter, "full_tensor") else parameter
-            assert torch.equal(served.tensors[name].view(torch.int16), bits(whole))
+            view = served.tensors[name]
+            view = view.full_tensor() if hasattr(view, "full_tensor") else view
+            assert torch.equal(view.view(torch.int16), bits(whole))
+        assert len(tensor_source(served.tensors, {}).inventory.tensors) == 4
+
+
+def test_a_resident_view_is_followed_and_published_without_another_copy() -> None:
+    net = nn.Sequential(nn.Embedding(1 << 14, 256), nn.Linear(256, 8))  # 8 MiB of BF16 in one tensor
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    served = follow(optimizer, net.named_parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # whatever is made once, is made
+    tracemalloc.start()  # NumPy's memory is counted
+    try:
+        optimizer.step()
+        source = tensor_source(served.tensors, {})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert served.last is not None and served.last.changed > served.last.elements // 2
+    assert peak < 6 << 20, "a step needs room for a piece of a tensor, not for a tensor"
+    for index, tensor in enumerate(source.inventory.tensors):
+        assert source.view(index).ctypes.data == served.tensors[tensor.name].data_ptr()
