@@ -93,8 +93,8 @@ class RankedPublisher(Publisher):
         """
         with self._lock, ExitStack() as stack:
             standing, side, step, wait = self._ranks.from_first(lambda: self._begin(step, side_files, wait))
-            self._laps = Laps()
             image = self._host_image(standing, stack)
+            self._laps = Laps()
             holdings = Holdings.of(self._ranks, named_tensors, side)
             self._laps.lap("gather")
             if image is not None and standing.parent is not None:

@@ -40,7 +40,9 @@ class Ranks:
 
         self._dist = dist
         members = None if group is None else dist.get_process_group_ranks(group)
-        self._group = dist.new_group(members, timeout=PATIENCE, backend="gloo")
+        # Those outside of `group` do not take part in making ours.
+        alone = members is not None
+        self._group = dist.new_group(members, timeout=PATIENCE, backend="gloo", use_local_synchronization=alone)
         self.rank: int = dist.get_rank(self._group)
         self.size: int = dist.get_world_size(self._group)
         hosts = self.tell((socket.gethostname(), _boot()))

@@ -22,6 +22,7 @@ from mailboat.digest import measure
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, MailboatError
 from mailboat.trainer import PeerFailed, RankedPublisher, follow
 from mailboat.trainer.hooks import tensor_source
+from mailboat.trainer.ranks import Ranks
 from tests.island.contract_server import PROJECT, RUN, ContractServer
 from tests.island.fleet import image_state, island
 
@@ -109,6 +110,9 @@ def _train(how: str, publisher: RankedPublisher, rank: int) -> list[tuple[Any, .
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     served = follow(optimizer, net.named_parameters(remove_duplicate=False))
     side = {"config.json": b'{"tie_word_embeddings": true}'} if rank == 0 else None
+    if how == "fsdp2":
+        with pytest.raises(CheckpointError, match="RankedPublisher"):
+            tensor_source(served.tensors, {})
     found = []
     for step in range(4):
         version = publisher.publish(served.tensors, step=step, side_files=side if step == 0 else None, wait=step != 2)
@@ -201,6 +205,7 @@ def _fail(publisher: RankedPublisher, rank: int) -> Any:
             publisher.publish(wrong)
         said.append(type(refused.value).__name__)
     tensors["b"][::7] = 3
+    assert publisher._copy._lock is None or rank == 0, "one copy for the machine"
     upload = publisher._upload
     if rank:
         publisher._upload = _break  # type: ignore[method-assign]
@@ -210,6 +215,17 @@ def _fail(publisher: RankedPublisher, rank: int) -> Any:
     publisher._upload = upload  # type: ignore[method-assign]
     version = publisher.publish(tensors)
     return said, version.number, version.changed
+
+
+def _groups(_: RankedPublisher, rank: int) -> Any:
+    """Ranks outside of the group are not asked."""
+    groups = [dist.new_group([each]) for each in range(RANKS)]
+    mine = Ranks(groups[rank])
+    return mine.tell("alone"), mine.rank
+
+
+def test_group_is_made_by_its_members_alone(worked: Callable[[str], Worked]) -> None:
+    assert worked("groups").results == [(["alone"], 0)] * RANKS
 
 
 def _break(*_: Any) -> Any:
@@ -234,4 +250,5 @@ WORKS: dict[str, Callable[[RankedPublisher, int], Any]] = {
     "differ": _differ,
     "stages": _stages,
     "fail": _fail,
+    "groups": _groups,
 }
