@@ -51,7 +51,7 @@ def test_help_names_every_command() -> None:
     assert done.returncode == 0
     lines = done.stdout.partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in lines if not line.startswith("   ")] == [  # the rest wraps
-        "digest", "patch", "quantise", "publish", "island", "status", "doctor"
+        "digest", "patch", "quantise", "publish", "island", "keys", "plan", "status", "doctor"
     ]  # fmt: skip
 
 

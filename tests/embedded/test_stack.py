@@ -18,7 +18,7 @@ import pytest
 
 from controlplane.embedded import guard
 from controlplane.embedded.postgres import database_url, places, remove
-from controlplane.embedded.stack import Stack, StackError
+from controlplane.embedded.stack import WORKERS, Stack, StackError
 from tests.waiting import patient
 
 eventually = patient(40.0)
@@ -57,6 +57,9 @@ def get(port: int, path: str) -> int:
         connection.close()
 
 
+PROCESSES = len(WORKERS) + 2  # web and scheduler
+
+
 def processes_of(home: Path) -> list[int]:
     """Every living process that has this home in its environment, and PostgreSQL's."""
     found = guard.servers_of(places(home).data)
@@ -83,11 +86,11 @@ def test_everything_runs_survives_kills_and_leaves_nothing(open_home: Path, port
     with Stack(open_home, port) as stack:
         stack.wait_ready()
         assert get(port, "/health/live") == 200
-        before = eventually(lambda: len(stack.pids()) == 5 and stack.pids())
+        before = eventually(lambda: len(stack.pids()) == PROCESSES and stack.pids())
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
         assert get(port, "/health/live") == 200  # the connection waited until the web server was back
-        eventually(lambda: len(stack.pids()) == 5 and not set(stack.pids().values()) & set(before.values()))
+        eventually(lambda: len(stack.pids()) == PROCESSES and not set(stack.pids().values()) & set(before.values()))
         count = eventually(lambda: swept(open_home))
         survivors = stack.pids()
         os.kill(int((places(open_home).data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)

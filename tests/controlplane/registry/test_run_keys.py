@@ -75,7 +75,8 @@ def test_keys_overlap_and_are_revoked_for_good(run: Run) -> None:
     with pytest.raises(Refusal) as told:
         keys.register(run, public_half(ONE), actor="ops")
     assert told.value.code == "key_revoked"
-    assert keys.standing(run) == {"publishers": [public_half(TWO)], "revoked": [public_half(ONE)]}
+    expected = {"publishers": [public_half(TWO)], "revoked": [public_half(ONE)], "derived": False}
+    assert keys.standing(run) == expected
     actions = Entry.objects.filter(action__startswith="key.").order_by("pk").values_list("action", flat=True)
     assert list(actions) == ["key.register", "key.register", "key.revoke"]
 
