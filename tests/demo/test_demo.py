@@ -73,6 +73,7 @@ def test_a_port_in_use_is_said_in_one_sentence(demo_home: Path) -> None:
     assert said.count("\n") == 1 and "port" in said and "in use" in said
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_an_endless_demo_and_every_process(demo_home: Path) -> None:
     process = demo(demo_home, "--port", str(free_port()))
     assert process.stdout is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from scripts.demonstration.rl.task import WORDS
 from tests.demo.test_demo import DEADLINE, demo, demo_home
 from tests.engines.models import tiny_llama
@@ -16,6 +18,7 @@ END = "[END]"
 ASKED = ("Write", "one", "short", "sentence", "with", "the", "word", ".", END)
 
 
+@pytest.mark.long
 def test_what_is_learnt_from_comes_from_islands_and_none_is_lost(demo_home: Path) -> None:
     model, out = demo_home / "model", demo_home / "result.json"
     tiny_llama(model, words=(*WORDS, *ASKED), end=END)

@@ -34,6 +34,7 @@ def test_without_a_gpu_nothing_is_timed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert json.loads(capsys.readouterr().out) == {"device": None, "kernels": []}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(WANTED != "interpreter", reason="a GPU runs the script itself")
 def test_every_row_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole script on a small size, through the interpreter; its times mean nothing."""

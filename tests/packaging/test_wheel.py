@@ -58,6 +58,7 @@ def test_the_wheel_asks_for_torch_and_triton_only_where_a_gpu_is_wanted(wheel: P
     assert len(wanted) == 2 and all("extra == 'gpu'" in line or 'extra == "gpu"' in line for line in wanted)
 
 
+@pytest.mark.long
 def test_the_kernels_in_the_wheel_give_the_cpus_bits(wheel: Path, tmp_path: Path) -> None:
     """Found as mailboat._kernels, run by the interpreter, far from any checkout."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

@@ -108,10 +108,10 @@ def test_a_child_that_is_killed_or_hangs_or_is_cancelled_is_told_of(
         pid()
         jobs.cancel(Job.objects.get(state="running"), "test")
 
-    cases: list[tuple[Any, float, type[Exception], str]] = [
+    cases: list[tuple[Any, float, type[Exception], str | None]] = [
         (kill, 60.0, supervised.ChildFailed, "killed by signal 9"),
         (pid, 0.5, supervised.ChildFailed, "did not move"),
-        (cancel, 60.0, Cancelled, ""),
+        (cancel, 60.0, Cancelled, None),
     ]
     for act, still, expected, words in cases:
         job, _ = jobs.enqueue("replay", None, {}, f"silent {words}", project=project)

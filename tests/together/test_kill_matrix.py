@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from controlplane.embedded.postgres import database_url, places
 from controlplane.embedded.stack import Stack
@@ -160,6 +161,7 @@ def shown(current: Path) -> str:
         return ""
 
 
+@pytest.mark.long
 def test_a49_a50_whoever_is_killed_the_island_converges_and_shows_published_states_alone(
     open_home: Path, tmp_path: Path
 ) -> None:

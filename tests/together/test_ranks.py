@@ -30,6 +30,7 @@ def _rank(rank: int, address: str, token: str, folder: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_versions_of_two_ranks_reach_islands_and_are_proven(harbour: Harbour, tmp_path: Path) -> None:
     mp = pytest.importorskip("torch.multiprocessing")
     store = tmp_path / "store"
