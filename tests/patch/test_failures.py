@@ -126,7 +126,7 @@ def _bench() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("share", [0.01, 1.0])
+@pytest.mark.parametrize("share", [pytest.param(0.01, marks=pytest.mark.long), 1.0])
 def test_memory_does_not_follow_the_tensor(tmp_path: Path, share: float) -> None:
     """One tensor of 192 MiB: anonymous memory stays well below even one copy of it."""
     bench = _bench()

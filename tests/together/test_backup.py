@@ -136,6 +136,7 @@ def test_a_managed_database_comes_back_as_it_was(database: str, tmp_path: Path) 
         restore(server, tmp_path / "other", blobs=store, secrets=secrets, replace=True)
 
 
+@pytest.mark.long
 def test_a_backup_moves_to_the_next_major_version(database: str, open_home: Path, tmp_path: Path) -> None:
     """From PostgreSQL 15 into the embedded 18, over data that an older embedded one left."""
     server, out = filled(database, tmp_path / "home"), tmp_path / "out"

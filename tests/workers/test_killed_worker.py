@@ -65,6 +65,7 @@ def test_a49_a_worker_killed_in_the_middle_of_a_build(
     assert not list((home / "scratch").iterdir())
 
 
+@pytest.mark.long
 def test_a49_a_worker_killed_in_the_middle_of_a_validation(
     run: Any, tmp_path: Path, home: Path, start_worker: StartWorker
 ) -> None:
