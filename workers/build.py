@@ -92,13 +92,22 @@ def _hand_over(
     patch: PatchRef | None,
     anchor: list[dict[str, Any]] | None = None,
 ) -> None:
-    inventory, digests = (
-        services.add_blob(version.run, data) for data in (state.inventory.to_bytes(), state.digests_bytes())
-    )
-    manifest = Manifest(
-        run=str(version.run_id),
-        epoch=version.epoch.number,
-        number=version.number,
+    place = version.run, version.epoch.number, version.number
+    manifest = made_manifest(place, state, parent, patch, version.step)
+    envelope = Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes()).to_dict()
+    services.begin_validating(version, envelope=envelope, anchor=anchor)
+
+
+def made_manifest(
+    place: tuple[Run, int, int], state: State, parent: ParentRef | None, patch: PatchRef | None, step: int | None
+) -> Manifest:
+    """The manifest of a version that a worker made, at (run, epoch, number); its documents become blobs of the run."""
+    run, epoch, number = place
+    inventory, digests = (services.add_blob(run, data) for data in (state.inventory.to_bytes(), state.digests_bytes()))
+    return Manifest(
+        run=str(run.pk),
+        epoch=epoch,
+        number=number,
         parent=parent,
         inventory=BlobRef(inventory.sha256, inventory.size),
         digests=BlobRef(digests.sha256, digests.size),
@@ -107,7 +116,5 @@ def _hand_over(
         patch=patch,
         elements=state.inventory.elements,
         full_bytes=state.inventory.full_bytes,
-        step=version.step,
+        step=step,
     )
-    envelope = Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes()).to_dict()
-    services.begin_validating(version, envelope=envelope, anchor=anchor)

@@ -24,11 +24,11 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure
 from mailboat.errors import InventoryMismatch, ManifestError
 from mailboat.identity import public_half
-from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
+from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, ParentRef, PatchRef
 from mailboat.patch import build_patch
 from mailboat.quantise.source import QuantisedSource
 from mailboat.signing import sign
-from workers.build import copy_files
+from workers.build import copy_files, made_manifest
 from workers.copy import Copy
 from workers.history import History
 from workers.materials import open_anchor, recorded_state, require_same
@@ -126,23 +126,8 @@ class Step:
     def _commit(
         self, state: State, parent: ParentRef | None, patch: PatchRef | None, anchor: list[dict[str, Any]] | None
     ) -> Version:
-        inventory, digests = (
-            services.add_blob(self.run, data) for data in (state.inventory.to_bytes(), state.digests_bytes())
-        )
-        manifest = Manifest(
-            run=str(self.run.pk),
-            epoch=self.epoch.number,
-            number=self.source.number,
-            parent=parent,
-            inventory=BlobRef(inventory.sha256, inventory.size),
-            digests=BlobRef(digests.sha256, digests.size),
-            side_files=state.side_files,
-            state=state.digest,
-            patch=patch,
-            elements=state.inventory.elements,
-            full_bytes=state.inventory.full_bytes,
-            step=self.source.step,
-        )
+        place = self.run, self.epoch.number, self.source.number
+        manifest = made_manifest(place, state, parent, patch, self.source.step)
         envelope = sign(Envelope.wrap(MANIFEST_TYPE, manifest.to_bytes()), signing_key(self.run)).to_dict()
         actor = f"job:{self.work.job.pk}"
         return services.commit_manifest(self.run, envelope, anchor, source=self.source, actor=actor)[0]
