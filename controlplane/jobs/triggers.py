@@ -57,9 +57,7 @@ def anchor(run: Run, version: int, *, actor: str) -> tuple[Job, bool]:
     if row.state != Version.State.READY:
         raise Refusal(f"Version {version} is {row.state}; only ready versions get an anchor.", code="not_ready")
     with transaction.atomic():
-        return services.enqueue(
-            Job.Kind.ANCHOR, run, {"version": version}, f"anchor:{run.pk}:{version}", requested_by=actor
-        )
+        return merging.enqueue_anchor(run, version, actor=actor)
 
 
 def collect(run: Run, *, actor: str) -> tuple[Job, bool]:

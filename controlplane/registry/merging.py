@@ -47,6 +47,12 @@ def enqueue(run: Run, origin: int, to: int, *, why: str, actor: str = "system") 
     return jobs.enqueue(Job.Kind.MERGE, run, params, key_of(run, origin, to), requested_by=actor)
 
 
+def enqueue_anchor(run: Run, number: int, *, actor: str = "system") -> tuple[Job, bool]:
+    """Queues the job that makes a full checkpoint of a version, or joins it. In the caller's transaction."""
+    params = {"version": number}
+    return jobs.enqueue(Job.Kind.ANCHOR, run, params, f"anchor:{run.pk}:{number}", requested_by=actor)
+
+
 # By policy
 
 
@@ -67,8 +73,7 @@ def queue_anchor(version: Version, run: Run) -> None:
     """The anchor that is due at a version which has just become ready."""
     due = run.anchor_every is not None and version.number % run.anchor_every == 0
     if due and not Anchor.objects.filter(version=version).exists():
-        key = f"anchor:{run.pk}:{version.number}"
-        jobs.enqueue(Job.Kind.ANCHOR, run, {"version": version.number}, key)
+        enqueue_anchor(run, version.number)
 
 
 def queue_due(run: Run) -> None:
