@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +13,14 @@ from mailboat.errors import DiskFull, MailboatError
 from mailboat.image import Image
 from mailboat.island import upkeep
 from mailboat.island.members import roster
-from mailboat.island.members.follower import MemberOptions, run_member
-from mailboat.island.members.lead import LeadOptions, MembersError, shared_secret
+from mailboat.island.members.lead import MembersError, shared_secret
 from mailboat.island.members.order import BadWord, Order, Word
-from mailboat.island.stop import Stop
 from mailboat.island.upkeep import UpkeepOptions
 from tests.island.contract_server import ContractServer
 from tests.island.fleet import RunningIsland, Trainer, held_state, island
+from tests.island.members import leading, member, rows
 from tests.island.test_upkeep import QUICK, flip, marker
 from tests.waiting import eventually, free_port
-
-SECRET = "s" * 40
-
-
-class RunningMember:
-    """A member in a thread."""
-
-    def __init__(self, store: Path, port: int, name: str, secret: str, **options: Any) -> None:
-        self.stop, self.lines, self.error = Stop(), [], None
-        options = MemberOptions(f"http://127.0.0.1:{port}", name, secret, store, store / "image", **options)
-        self.thread = threading.Thread(target=self._run, args=(options,), daemon=True)
-        self.thread.start()
-
-    def _run(self, options: MemberOptions) -> None:
-        try:
-            run_member(options, stop=self.stop, say=self.lines.append)
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            self.error = error
-
-
-@contextmanager
-def member(store: Path, port: int, name: str = "b", secret: str = SECRET, **options: Any) -> Iterator[RunningMember]:
-    running = RunningMember(store, port, name, secret, **options)
-    try:
-        yield running
-    finally:
-        running.stop.set()
-        running.thread.join(20)
-        assert not running.thread.is_alive()
-
-
-def leading(port: int, *names: str) -> dict[str, Any]:
-    """Options of an island that expects members."""
-    return {"members": LeadOptions(names or ("b",), f"127.0.0.1:{port}", SECRET), "poll_seconds": 1.0}
-
-
-def rows(server: ContractServer) -> list[dict[str, Any]]:
-    return server.beats[-1].get("members", []) if server.beats else []
 
 
 @pytest.fixture

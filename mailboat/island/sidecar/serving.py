@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class HttpServer:
     def __init__(
         self, name: str, address: Address, *, grace: int = GRACE_SECONDS, tls: tuple[str, str] | None = None
     ) -> None:
+        if tls is not None:
+            _require_usable(*tls)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             self._socket = socket.create_server((address.host, address.port), family=family, backlog=2048)
@@ -93,3 +96,15 @@ class HttpServer:
             self._server.should_exit = True
             self._thread.join(self._grace + 5)
         self._socket.close()
+
+
+def _require_usable(certificate: str, key: str) -> None:
+    """Raises ListenError unless two PEM files belong together, before anybody waits for a server that can't start."""
+    try:
+        # A key with a password would be asked for at the terminal; a service has none.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        raise ListenError(
+            f"The certificate {certificate} and the key {key} can't be used ({error}); give two PEM files that belong "
+            "together, the key without a password."
+        ) from None
