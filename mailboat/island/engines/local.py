@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mailboat import compiled
 from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.side_files import SideFile
 from mailboat.checkpoint.source import Bytes
@@ -83,7 +85,7 @@ class LocalServer:
             return None
         if any(tensor.nbytes // tensor.width > _MOST_ELEMENTS for tensor in live.inventory.tensors):
             return None
-        return Staged({"changes": _changes_of(overlay), "inventory": live.inventory.digest})
+        return Staged({"live": live, "shares": _shares(_changes_of(overlay, live), thread_count(None))})
 
     def drop(self, staged: Staged) -> None:
         """Its memory goes with it."""
@@ -106,22 +108,10 @@ class LocalServer:
     def write(self, staged: Staged, image: Image) -> Sums:  # noqa: ARG002
         """Writes the changes into live memory, tensor by tensor; what was there is read back first, for the sums."""
         live = self._live
-        if live is None or live.inventory.digest != staged.handle["inventory"]:
+        if live is None or live is not staged.handle["live"]:
             raise EngineRefused("Other weights are loaded than the update was made for.")
         change = np.zeros((len(live.views), 2), np.uint64)
-
-        def one(new: _Changes) -> None:
-            tensor, view = live.inventory.tensors[new.index], live.views[new.index]
-            geometry = Geometry.of(tensor)
-            compiled.sum_elements(
-                _words_of(view), new.elements, new.positions, tensor.width, geometry.row_bytes, 0, 0,
-                *blocks.seeds_of(tensor), change[new.index],
-            )  # fmt: skip
-            compiled.scatter(new.positions, new.elements.view(np.uint8), tensor.width, 0, view)
-
-        from mailboat import compiled  # Numba waits until it is used
-
-        list(self._pool.map(one, staged.handle["changes"]))
+        list(self._pool.map(partial(_write, change), staged.handle["shares"]))
         return change
 
     def live_sums(self, image: Image) -> Sums | None:
@@ -147,15 +137,45 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """New elements of one tensor, packed into words, at ascending positions."""
+    """New elements of one tensor at ascending positions, as words and as bytes, and all else that the kernels take, so
+    that nothing is worked out while the engine stands still.
+    """
 
     index: int
+    view: Bytes
     positions: np.ndarray[Any, np.dtype[np.uint32]]
-    elements: np.ndarray[Any, np.dtype[np.uint64]]
+    words: np.ndarray[Any, np.dtype[np.uint64]]
+    elements: Bytes
+    before: Bytes  # room for as many
+    width: int
+    row_bytes: int
+    seeds: blocks.Seeds
 
 
-def _changes_of(overlay: Overlay) -> list[_Changes]:
-    """An overlay by tensors, the largest first, so that writing it is a few calls and no thinking."""
+def _write(change: Sums, share: list[_Changes]) -> None:
+    for new in share:
+        # A loop that only reads waits for many places of memory at once; the two after it find them in the cache.
+        compiled.gather(new.view, new.positions, new.width, new.before)
+        compiled.sum_elements(
+            _words_of(new.view), new.words, new.positions, new.width, new.row_bytes, 0, 0, *new.seeds,
+            change[new.index],
+        )  # fmt: skip
+        compiled.scatter(new.positions, new.elements, new.width, 0, new.view)
+
+
+def _shares(changes: list[_Changes], count: int) -> list[list[_Changes]]:
+    """Changes by threads, about as many elements for each: one handing over for each thread, not for each tensor."""
+    shares: list[list[_Changes]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for new in sorted(changes, key=lambda new: -new.positions.size):
+        least = sizes.index(min(sizes))
+        shares[least].append(new)
+        sizes[least] += new.positions.size
+    return [share for share in shares if share]
+
+
+def _changes_of(overlay: Overlay, live: Live) -> list[_Changes]:
+    """An overlay by tensors."""
     found = []
     for index, tensor in enumerate(overlay.target.inventory.tensors):
         positions, pieces = [], []
@@ -172,8 +192,12 @@ def _changes_of(overlay: Overlay) -> list[_Changes]:
             size = sum(piece.size for piece in pieces)
             words = np.zeros(-(-size // 8), np.uint64)
             np.concatenate(pieces, out=words.view(np.uint8)[:size])
-            found.append(_Changes(index, np.concatenate(positions), words))
-    return sorted(found, key=lambda changes: -changes.positions.size)
+            new = _Changes(
+                index, live.views[index], np.concatenate(positions), words, words.view(np.uint8)[:size],
+                np.zeros(size, np.uint8), tensor.width, Geometry.of(tensor).row_bytes, blocks.seeds_of(tensor),
+            )  # fmt: skip
+            found.append(new)
+    return found
 
 
 def _words_of(view: Bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -290,7 +290,9 @@ class Served:
                 return error
             return None
 
-        return list(zip(berths, self._pool.map(guarded, berths), strict=True))
+        # One engine needs no other thread, which would only be one more to wait for while it stands still.
+        found = map(guarded, berths) if len(berths) == 1 else self._pool.map(guarded, berths)
+        return list(zip(berths, found, strict=True))
 
     # -- the watchdog
 
