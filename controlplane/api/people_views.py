@@ -16,7 +16,7 @@ from rest_framework.views import APIView
 
 from controlplane.accounts import selectors, services, sessions
 from controlplane.accounts.principals import ADMINS, FOLLOWERS, PEOPLE
-from controlplane.api import paging, people_answers
+from controlplane.api import paging, people_answers, query
 from controlplane.api import people_representations as show
 from controlplane.api import people_serializers as accept
 from controlplane.api.answers import page_of
@@ -180,6 +180,7 @@ class PersonView(APIView):
         if not isinstance(user, AbstractBaseUser):
             raise NotAuthenticated("Log in: sessions belong to people.")
         self.person = user
+        query.check(self, request)
 
 
 class Sessions(PersonView):

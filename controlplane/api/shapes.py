@@ -19,9 +19,8 @@ LONGEST_NAME = 80
 class Body(serializers.Serializer):
     """An object whose every key is known.
 
-    In the context `newer` is true when the caller is a release of ours that this one does not know yet: what it says
-    beyond that is passed over, so that islands and trainers outlive a control plane that was taken back to the release
-    before (`mailboat.compatibility`).
+    In the context `newer` is true when the caller is a later release of ours (`query.from_newer`): what it says beyond
+    what this one knows is passed over.
     """
 
     def to_internal_value(self, data: Any) -> Any:

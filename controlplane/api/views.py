@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.accounts.principals import FOLLOWERS, OPERATORS, PUBLISHERS, Principal
-from controlplane.api import answers, conditional, filters, paging, repeating
+from controlplane.api import answers, conditional, filters, paging, query, repeating
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
@@ -24,8 +24,6 @@ from controlplane.api.shapes import Nothing
 from controlplane.registry import deriving, referencing, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
-from mailboat import __version__
-from mailboat.compatibility import newer
 
 
 class ProjectView(APIView):
@@ -36,10 +34,14 @@ class ProjectView(APIView):
     open_to_scoped: ClassVar[bool] = False  # whether a token for one run may call it, although it names no run
     caller: Principal
 
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Who calls, whether they may, and whether the query string is one that the call takes."""
+        super().initial(request, *args, **kwargs)
+        query.check(self, request)
+
     def body(self, request: Request, kind: type[drf.Serializer]) -> dict[str, Any]:
         """The checked body. Raises ValidationError."""
-        agent = request.headers.get("User-Agent", "").partition("mailboat/")[2]
-        serializer = kind(data=request.data, context={"newer": newer(agent, __version__)})
+        serializer = kind(data=request.data, context={"newer": query.from_newer(request)})
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from django.conf import settings
 from django.test import Client
 
 from controlplane.dashboard.rows import comparison, tensors
 from controlplane.registry import blobs
+from controlplane.registry.local_blobs import LocalBlobs
 from controlplane.registry.models import Blob, Inventory, Version
 from controlplane.registry.retention import removing
 from mailboat.checkpoint.inventory import Inventory as Document
@@ -113,6 +116,20 @@ def test_statistics_that_retention_took_are_told_of(changed: Version, world: Wor
     assert "Retention has removed them" in _page(mate, address)
     answer = mate.get(f"/api/v1/projects/{world.project.slug}/runs/demo/versions/{changed.number}/tensors")
     assert answer.status_code == 404 and "retention removed them" in answer.json()["detail"]
+
+
+def test_statistics_that_can_not_be_read_are_told_of(changed: Version, world: World, mate: Client) -> None:
+    assert changed.statistics is not None
+    sha256 = _store(world, b"of another build!")
+    row = Blob.objects.get(run=world.run, sha256=sha256)
+    make.mk_version(world.run, 5, parent=changed, inventory=changed.inventory, statistics=row)
+    page = _page(mate, world.url("runs/demo/versions/5/tensors/"))
+    assert "No statistics for this version" in page and "no sound statistics" in page
+    path = LocalBlobs(Path(settings.MAILBOAT_BLOB_ROOT)).path(world.run.pk, sha256)
+    path.unlink()
+    path.write_bytes(b"damaged")
+    page = _page(mate, world.url("runs/demo/versions/5/tensors/"))
+    assert "No statistics for this version" in page and "damaged in the store" in page
 
 
 def test_pages_and_orders_survive_nonsense(changed: Version, world: World, mate: Client) -> None:

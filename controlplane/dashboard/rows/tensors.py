@@ -17,8 +17,9 @@ from uuid import UUID
 import numpy as np
 
 from controlplane.registry import blobs
-from controlplane.registry.errors import Missing
+from controlplane.registry.errors import Missing, Refusal
 from controlplane.registry.models import Version
+from mailboat.errors import PatchError
 from mailboat.patch.statistics import Statistics, names
 
 PAGE = 50
@@ -98,20 +99,28 @@ def layer_of(name: str) -> str:
     return match[1] if match else name.rpartition(".")[0] or name
 
 
-def table(version: Version, order: str, page: int) -> TensorTable | None:
-    """The page of tensors that is asked for; None where no statistics are there: see `absence`."""
+class Absent(Exception):  # noqa: N818 - nothing went wrong
+    """There are no statistics to show; it says why, in one sentence."""
+
+
+def table(version: Version, order: str, page: int) -> TensorTable:
+    """The page of tensors that is asked for. Raises Absent."""
     if version.statistics is None or version.inventory is None:
-        return None
+        raise Absent(_absence(version))
     try:
         return _table(version, version.statistics.sha256, version.inventory.sha256, order, page)
     except Missing:  # the collection was quicker than this page
-        return None
+        raise Absent(_COLLECTED) from None
+    except (PatchError, Refusal) as error:  # of another build, or damaged in the store
+        raise Absent(str(error)) from None
 
 
-def absence(version: Version) -> str:
-    """Why a version has no statistics, in one sentence."""
-    if version.state == Version.State.RETIRED or version.statistics is not None:
-        return "Retention has removed them with the patch; the version's own numbers stay."
+_COLLECTED = "Retention has removed them with the patch; the version's own numbers stay."
+
+
+def _absence(version: Version) -> str:
+    if version.state == Version.State.RETIRED:
+        return _COLLECTED
     if version.state == Version.State.FAILED:
         return "They are made when a patch is validated, and this version failed."
     if version.state != Version.State.READY:

@@ -103,12 +103,16 @@ def tensors(request: PageRequest, run: str, number: int) -> HttpResponse:
     row = rows.version(found, number)
     order = request.GET.get("order", "")
     order = order if order in tensor_rows.ORDERS else "changed"
-    table = tensor_rows.table(row, order, _number(request, "page") or 1)
+    table, absence = None, ""
+    try:
+        table = tensor_rows.table(row, order, _number(request, "page") or 1)
+    except tensor_rows.Absent as absent:
+        absence = str(absent)
     context = {
         "run": found,
         "version": row,
         "table": table,
-        "absence": "" if table else tensor_rows.absence(row),
+        "absence": absence,
         "order": order,
         "orders": [{"key": key, "word": word, "chosen": key == order} for key, word in tensor_rows.ORDERS.items()],
         "newer": f"?order={order}&page={table.page - 1}" if table and table.page > 1 else "",

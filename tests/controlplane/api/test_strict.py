@@ -19,6 +19,7 @@ from mailboat.compatibility import release
 from tests.controlplane.test_permission_matrix import CALLERS, World, rows
 
 WRITES = ("POST", "PUT", "PATCH")
+BYTES = re.compile(r"/(head|tensors|blobs/{sha256})$")
 CLOSED = {"401", "403", "404"}
 FREE = {"envelope", "seconds", "anchor"}  # services and a method of the serialiser bound them
 WRONG = {
@@ -77,6 +78,31 @@ def test_keys_that_nobody_knows_are_refused_by_name(world: World) -> None:
         if said.get("code") != "invalid_request" or "no_such_key" not in said.get("errors", {}):
             wrong.append(f"{method} {address} as {caller}: {answer.status_code} {answer.content[:200]!r}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_parameters_that_nobody_knows_are_refused_by_name(world: World) -> None:
+    """Of every call but those that hand out bytes: a cache on the way may add something of its own there."""
+    wrong, tried = [], 0
+    for (method, address), row in rows().items():
+        open_to = [who for who, status in zip(CALLERS, row.statuses, strict=True) if status not in CLOSED | {"405"}]
+        if not address.startswith("/api/v1/") or not open_to or BYTES.search(address):
+            continue
+        caller = next((who for who in ("admin", "publisher", "island") if who in open_to), open_to[0])
+        answer = send(world, caller, method, f"{address}?no_such_parameter=1", "")
+        said = answer.json() if answer.status_code == 400 else {}
+        if "no_such_parameter" not in said.get("errors", {}):
+            wrong.append(f"{method} {address} as {caller}: {answer.status_code} {answer.content[:200]!r}")
+        tried += 1
+    assert not wrong, "\n".join(wrong)
+    assert tried > 60
+
+
+def test_a_misspelt_filter_is_told_what_there_is(world: World) -> None:
+    answer = world.clients["viewer"].get(world.url("/api/v1/projects/{project}/jobs?stat=queued"))
+    assert answer.status_code == 400
+    assert answer.json()["errors"]["stat"] == (
+        "There is no such parameter here; there are cursor, kind, limit, run, state."
+    )
 
 
 def types(shape: dict[str, Any]) -> set[str]:
