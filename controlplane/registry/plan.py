@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from controlplane.registry.cost import Means
@@ -28,6 +29,9 @@ class Edge(NamedTuple):
     bytes: int
     changed: int | None
     codecs: str
+
+
+TO = itemgetter(Edge._fields.index("to"))  # runs of ten thousand versions are sorted by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,8 @@ class _Search:
         """Patches lead to higher numbers, except the reverse ones: so one pass in the order of the numbers settles
         nearly everything, and a pass that changes nothing is the last.
         """
-        ahead = sorted((edge for edge in edges if edge.to > edge.origin), key=lambda edge: edge.to)
-        back = sorted((edge for edge in edges if edge.to < edge.origin), key=lambda edge: -edge.to)
+        ahead = sorted((edge for edge in edges if edge.to > edge.origin), key=TO)
+        back = sorted((edge for edge in edges if edge.to < edge.origin), key=TO, reverse=True)
         self._relax(ahead)
         while back and self._relax(back):
             if not self._relax(ahead):

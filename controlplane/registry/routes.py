@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q
-from django.db.models.functions import Mod
+from django.db import connection
 
 from controlplane.registry import announcing
 from controlplane.registry import plan as planning
@@ -20,6 +19,29 @@ from controlplane.registry.plan import Edge, Route
 
 READY, RETIRED = Version.State.READY, Version.State.RETIRED
 NEAR, LONG = 128, 16  # of a way over many versions, all patches this near to its ends are looked at, else long ones
+ALL = 1 << 62
+# Versions with patches have a manifest, so their states say all; what is held may be retired. Far from both ends of the
+# way, only those count where long merged patches begin and end: one of these is kept only where it is smaller than what
+# it replaces. Where there are none, all count. Written out so that the versions are gone through once, whichever end of
+# a patch they are.
+_EDGES = """
+    WITH near AS MATERIALIZED (
+        SELECT id, number FROM registry_version
+        WHERE run_id = %(run)s AND (state = ANY(%(states)s) OR number = ANY(%(held)s::bigint[]))
+            AND number BETWEEN %(low)s AND %(high)s
+            AND (
+                number <= %(low)s + %(near)s OR number >= %(high)s - %(near)s OR number %% %(long)s = 0
+                OR NOT EXISTS (
+                    SELECT FROM registry_patch WHERE run_id = %(run)s AND kind = ANY(%(kinds)s) AND kind <> 'step'
+                )
+            )
+    )
+    SELECT patch.id, origin.number, target.number, patch.kind, patch.bytes, patch.changed, patch.codecs
+    FROM registry_patch patch
+    JOIN near origin ON origin.id = patch.from_version_id
+    JOIN near target ON target.id = patch.to_version_id
+    WHERE patch.run_id = %(run)s AND patch.kind = ANY(%(kinds)s)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +139,14 @@ def survey(run: Run, target: Version, held: tuple[int, ...], scope: Scope = SERV
             "version__number", "bytes"
         )
     )
-    near = None if whole else _near(*_ends(anchors, held, target.number))
-    # Versions with patches have a manifest, so their states say all. What is held may be retired.
-    versions = Version.objects.alias(rest=Mod("number", LONG)).filter(near or Q(), run=run).order_by()
-    versions = versions.filter(Q(state__in=allowed) | Q(number__in=held))
-    numbers = dict(versions.values_list("pk", "number"))
-    patches = Patch.objects.filter(kind__in=scope.patches)
-    if near is None:
-        patches = patches.filter(run=run)
-    else:  # one parameter, where IN would have a thousand
-        patches = patches.extra(where=["registry_patch.to_version_id = ANY(%s)"], params=[list(numbers)])
-    rows = patches.values_list("pk", "from_version", "to_version", "kind", "bytes", "changed", "codecs")
-    edges = [
-        Edge(key, numbers[origin], numbers[to], kind, size, changed, codecs)
-        for key, origin, to, kind, size, changed, codecs in rows
-        if origin in numbers and to in numbers
-    ]
+    low, high = (0, ALL) if whole else _ends(anchors, held, target.number)
+    facts: dict[str, Any] = {
+        "run": run.pk, "states": list(allowed), "held": list(held), "kinds": list(scope.patches), "low": low,
+        "high": high, "near": ALL if whole else NEAR, "long": LONG,
+    }  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute(_EDGES, facts)
+        edges = list(map(Edge._make, cursor.fetchall()))
     return Ground(target, held, edges, anchors)
 
 
@@ -145,26 +159,15 @@ def _ends(anchors: Collection[int], held: Sequence[int], target: int) -> tuple[i
     return nearest, max(target, begin or 0)
 
 
-def _near(low: int, high: int) -> Q:
-    """The versions on a way between two. Far from both, only those where long merged patches begin and end: one of
-    these is kept only where it is smaller than what it replaces.
-    """
-    if high - low <= 2 * NEAR:
-        return Q(number__range=(low, high))
-    far = Q(number__range=(low, high), rest=0)
-    return Q(number__range=(low, low + NEAR)) | Q(number__range=(high - NEAR, high)) | far
-
-
 def described(run: Run, ground: Ground, route: Route) -> Plan:
     """A route with manifests, files and parts, in three queries."""
     numbers = {edge.to for edge in route.edges} | ({route.anchor} if route.anchor is not None else set())
-    manifests = dict(Version.objects.filter(run=run, number__in=numbers).values_list("number", "manifest_sha256"))
+    # ANY takes one parameter, where IN would have one for each step.
+    versions = Version.objects.filter(run=run).extra(where=["number = ANY(%s)"], params=[list(numbers)])
+    manifests = dict(versions.order_by().values_list("number", "manifest_sha256"))
     parts: dict[int, list[dict[str, Any]]] = {edge.key: [] for edge in route.edges}
-    for key, sha256, size in (
-        PatchPart.objects.filter(patch__in=list(parts))
-        .order_by("patch", "index")
-        .values_list("patch", "blob__sha256", "blob__size")
-    ):
+    named = PatchPart.objects.extra(where=["patch_id = ANY(%s)"], params=[list(parts)]).order_by("patch_id", "index")
+    for key, sha256, size in named.values_list("patch_id", "blob__sha256", "blob__size"):
         parts[key].append({"sha256": sha256, "size": size})
     seconds = iter(route.seconds)
     steps: list[dict[str, Any]] = []

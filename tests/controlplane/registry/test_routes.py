@@ -86,6 +86,10 @@ def test_a16_the_plan_of_a_run_with_ten_thousand_versions_is_quick(run: Run) -> 
     found, count, seconds = planned(run, None, 9_999)
     assert found.steps[0]["version"] == 9_000 and count == planned(small, None, 3)[1]
     assert seconds < QUICK
+    plain = mk_run(run.project)
+    grow(plain, VERSIONS)
+    for lag in (1, 999, 9_999):
+        assert planned(plain, 9_999 - lag, 9_999)[1] == queries, "of steps alone, all is read at once"
 
 
 def test_without_merged_patches_the_steps_are_walked(run: Run) -> None:
