@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +273,10 @@ def test_nothing_is_lost_or_misstamped_across_five_commits(kind: str, extension:
             assert answer["weight_version_start"] <= made[0]
             assert made[-1] <= answer["weight_version_end"]
             assert answer["weight_version_end"] - made[-1] <= 1, "an end is never further than what was read meanwhile"
-        exact = sum(answer["weight_version_end"] == numbers(answer)[-1] for _, answer, _ in found)
-        assert exact >= len(found) - 6, "at most the few that were on the wire at a commit"
+        late = Counter(
+            numbers(answer)[-1] for _, answer, _ in found if answer["weight_version_end"] != numbers(answer)[-1]
+        )
+        assert max(late.values(), default=0) <= len(threads), "at most the one of each client that a commit met"
 
 
 def test_metrics_and_health(tmp_path: Path) -> None:
