@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from . import numbers
+from .place import where_it_lies
 from .rounding import reserve, unsigned
 
 BLOCK = 4096
@@ -20,6 +21,10 @@ CLASSES = tl.constexpr(numbers.CLASSES)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # A histogram is kept in registers over many blocks: this many programs run at most.
 _PROGRAMS = 1024
+
+
+class TooManyChangesError(Exception):
+    """More elements changed than the caller wants to have listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +64,21 @@ class ChangeList:
 
 
 def collect(
-    launch: Callable[[ChangeList], None], elements: int, like: torch.Tensor, expected: int | None, *, writes: bool
-) -> Changes:
+    launch: Callable[[ChangeList], None], elements: int, like: torch.Tensor, expected: int | None,
+    *, writes: bool, at_most: int | None = None,
+) -> Changes:  # fmt: skip
     """Run a kernel with room for `expected` changes (default: 1 in 32), and once more when there are more.
 
     A kernel that `writes` leaves alone what it has no room for, so its second run finds only the rest.
+    Raises TooManyChangesError where there are more than `at_most`, before room for them is taken.
     """
-    room = min(elements, elements // 32 + (1 << 16) if expected is None else expected)
+    most = elements if at_most is None else min(elements, at_most)
+    room = min(most, elements // 32 + (1 << 16) if expected is None else expected)
     found = ChangeList(room, like)
     launch(found)
     total = int(found.total)
+    if total > most:
+        raise TooManyChangesError(total)
     if total <= room:
         return found.sorted()
     more = ChangeList(total, like)
@@ -102,12 +112,15 @@ def _diff(
     tl.store(news + slots, new, mask=keep)
 
 
-def diff(old: torch.Tensor, new: torch.Tensor, *, first: int = 0, expected: int | None = None) -> Changes:
+@where_it_lies
+def diff(
+    old: torch.Tensor, new: torch.Tensor, *, first: int = 0, expected: int | None = None, at_most: int | None = None
+) -> Changes:
     """Elements whose bits differ, of two tensors of one shape and element size w.
 
     Rows (last dimension) are dense, a matrix's rows may be any distance apart. `first` is added to all positions.
     `expected`: room for so many changes is taken; more cost a second pass. Moves 2 E w bytes and (8 + 2 w) for each
-    change; then sorts the changes, because blocks finish in any order.
+    change; then sorts the changes, because blocks finish in any order. Raises TooManyChangesError beyond `at_most`.
     """
     old, new = integers(old), integers(new)
     if old.shape != new.shape or old.dtype != new.dtype:
@@ -122,7 +135,7 @@ def diff(old: torch.Tensor, new: torch.Tensor, *, first: int = 0, expected: int 
                 old.numel(), old.shape[1], old.stride(0), new.stride(0), first, CONTIGUOUS=dense, SIZE=BLOCK,
             )  # fmt: skip
 
-    return collect(launch, old.numel(), old, expected, writes=False)
+    return collect(launch, old.numel(), old, expected, writes=False, at_most=at_most)
 
 
 @triton.jit
@@ -147,6 +160,7 @@ def _class_histograms(
     tl.atomic_add(counts + CLASSES + bins, moved.to(tl.int64))
 
 
+@where_it_lies
 def class_histograms(old: torch.Tensor, new: torch.Tensor, *, shift: int, mask: int) -> torch.Tensor:
     """(2, 256) int64: elements by class of their old bits, (bits >> shift) & mask < 256, and changed ones by class.
 
@@ -170,6 +184,7 @@ def _scatter(out, positions, values, count, start, size, SIZE: tl.constexpr):
     tl.store(out + where, value, mask=inside & (where >= 0) & (where < size))
 
 
+@where_it_lies
 def scatter(out: torch.Tensor, positions: torch.Tensor, values: torch.Tensor, *, start: int = 0) -> None:
     """out[position - start] = value for the positions (int64, no repeats) that fall inside the dense `out`.
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from . import numbers
 from .changes import ChangeList, Changes, collect, integers, matrix, place_of
+from .place import where_it_lies
 from .rounding import (
     FP8_MAX_BITS,
     TINY,
@@ -71,6 +72,7 @@ def _refresh_bf16(
     tl.store(served + place, new, mask=keep)
 
 
+@where_it_lies
 def refresh_bf16(master: torch.Tensor, served: torch.Tensor, *, first: int = 0, expected: int | None = None) -> Changes:
     """Cast FP32 masters to BF16, compare with the served BF16 bits and write what changed.
 
@@ -172,6 +174,7 @@ def _refresh_fp8_row(
         tl.store(codes + index, new, mask=keep)
 
 
+@where_it_lies
 def refresh_fp8(
     master: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int],
     *, expected: int | None = None,
@@ -343,6 +346,7 @@ def _refresh_tensor_scale(largest, served, total, positions, olds, news):
     _keep_scale(served, tl.program_id(0).to(tl.int64), new, total, positions, olds, news)
 
 
+@where_it_lies
 def refresh_groups(
     master: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, served_scale: torch.Tensor, kind: int, group: int,
     *, expected: int | None = None,

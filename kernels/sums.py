@@ -14,6 +14,7 @@ import triton.language as tl
 
 from . import numbers
 from .changes import integers
+from .place import where_it_lies
 from .rounding import unsigned
 
 BLOCK = 1024
@@ -77,6 +78,7 @@ def _tensor_sums(
     tl.atomic_add(sums + 1, b.to(tl.int64, bitcast=True))
 
 
+@where_it_lies
 def tensor_sums(rows: torch.Tensor, seeds: tuple[int, int], *, row0: int = 0, word0: int = 0) -> tuple[int, int]:
     """Both sums of a matrix of any dtype, whose rows (dense, any distance apart) are `row0` ... of a tensor.
 
@@ -141,6 +143,7 @@ def _apply_with_sums(
     tl.atomic_add(sums + 1, tl.sum(b, axis=0).to(tl.int64, bitcast=True))
 
 
+@where_it_lies
 def apply_with_sums(
     rows: torch.Tensor, positions: torch.Tensor, values: torch.Tensor, seeds: tuple[int, int],
     *, first: int = 0, row0: int = 0, word0: int = 0,

@@ -23,6 +23,7 @@ from mailboat.patch.blocks import Encoded, Positions, is_regular
 from mailboat.patch.classes import classes_of
 from mailboat.patch.format import CONTEXTUAL, CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
+from mailboat.patch.known import KnownChanges, laid_over
 from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
 from mailboat.patch.streams import ChunkWriter
 from mailboat.patch.table import STREAMS, Table, table_of
@@ -102,6 +103,7 @@ class Encoder:
         carried_only: bool = False,
     ) -> None:
         self._base, self._target, self._carried = base, target, carried
+        self._known = target if isinstance(target, KnownChanges) else None
         self._with_base_sums = with_base_sums
         self._carried_only = carried_only
         self._for_size = encode_for == "size"
@@ -160,8 +162,12 @@ class Encoder:
         width = geometry.width
         span = job.first * width, (job.first + job.elements) * width
         old, old_bytes = source_words(scratch, "old", self._base, job.index, span)
-        new, new_bytes = source_words(scratch, "new", self._target, job.index, span)
-        positions = blocks.changes(scratch, old, new, width)
+        known = None if self._known is None else self._known.changed(job.index, job.first, job.elements)
+        if known is None:
+            new, new_bytes = source_words(scratch, "new", self._target, job.index, span)
+            positions = blocks.changes(scratch, old, new, width)
+        else:
+            new, new_bytes, positions = laid_over(scratch, old, old_bytes, known, width)
         base_sums = np.zeros(2, np.uint64)
         piece, seed = geometry.piece(job.first, job.elements), self._seeds[job.index]
         if self._with_base_sums:

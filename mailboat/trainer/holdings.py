@@ -6,9 +6,9 @@ published. It must never choose between replicas that differ.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -16,19 +16,25 @@ from blake3 import blake3
 from mailboat.checkpoint.declared import CONFIG, declared_aliases
 from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.side_files import SideFile, side_file
-from mailboat.checkpoint.source import ArraySource, Bytes, Described, described_inventory, tied_names
+from mailboat.checkpoint.source import Bytes, Described, described_inventory, tied_names
 from mailboat.digest import State, measure
-from mailboat.errors import CheckpointError
-from mailboat.trainer.hooks import NamedTensors, bits_of, kind_of
-from mailboat.trainer.ranks import Ranks
+from mailboat.errors import CheckpointError, MailboatError
+from mailboat.image import Image
+from mailboat.patch.blocks import Positions
+from mailboat.trainer.in_place import Found, OldBytes, OnDevice, on_accelerator, replica_sums
+from mailboat.trainer.ranks import Alone, Ranks
+from mailboat.trainer.served import ServedWeights
+from mailboat.trainer.tensors import NamedTensors, bits_of, kind_of
 
 Shard = tuple[str, tuple[int, ...]]  # a tensor's name, and which of its shards
+Held: TypeAlias = Bytes | OnDevice | Found
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a rank holds of a tensor: ranks with the same `shard` hold the same bytes. `split`: there is more of it
-    elsewhere. `place`: where it lies in this rank's memory; None where it holds nothing of it.
+    elsewhere. `place`: where it lies in this rank's memory; None where it holds nothing of it. `summed`: its sums can
+    be computed there.
     """
 
     dtype: str
@@ -36,24 +42,55 @@ class Piece:
     shard: tuple[int, ...]
     split: bool
     place: Hashable | None
+    summed: bool
+
+
+class StaleChanges(MailboatError):  # noqa: N818 - as the library's other errors, named for what happened
+    """What was found on an accelerator does not lead from the copy to the tensors; they are to be compared anew."""
+
+    code = "stale_changes"
 
 
 class OwnedSource:
-    """The tensors that one rank owns, under the inventory of all; reading another rank's is a defect."""
+    """The tensors that one rank owns, under the inventory of all; reading another rank's is a defect.
 
-    def __init__(self, inventory: Inventory, side: Mapping[str, bytes], bits: Mapping[int, Bytes]) -> None:
+    Each is held as bytes, lies on an accelerator, or is known by its changes alone and can't be read.
+    """
+
+    def __init__(self, inventory: Inventory, side: Mapping[str, bytes], held: Mapping[int, Held]) -> None:
         self.inventory = inventory
         self.side_files: tuple[SideFile, ...] = tuple(side_file(path, side[path]) for path in sorted(side))
-        self.indices = tuple(sorted(bits))
-        self._side, self._bits = side, bits
+        self.indices = tuple(sorted(held))
+        self._side, self._held = side, held
 
     def read(self, index: int, offset: int, out: Bytes) -> None:
         """Fill `out` with the bytes [offset, offset + len(out)) of tensor `index`."""
-        out[:] = self._bits[index][offset : offset + out.size]
+        held = self._held[index]
+        if isinstance(held, OnDevice):
+            held.read(offset, out)
+            return
+        assert isinstance(held, np.ndarray)  # noqa: S101
+        out[:] = held[offset : offset + out.size]
+
+    def changed(self, index: int, first: int, elements: int) -> tuple[Positions, Bytes] | None:
+        """What may have changed in a block, where that is known."""
+        held = self._held[index]
+        return held.inside(first, elements) if isinstance(held, Found) else None
 
     def read_side(self, path: str) -> bytes:
         """Return a side file whole."""
         return self._side[path]
+
+    def prove(self, built: State) -> None:
+        """Compare the sums of what was built from changes with those of the tensors where they lie.
+
+        Raises StaleChanges: base and changes do not make up the tensor.
+        """
+        for index, held in self._held.items():
+            if isinstance(held, Found) and tuple(built.sums[index].tolist()) != held.sums:
+                raise StaleChanges(
+                    f"{self.inventory.tensors[index].name} changed in a way that was not noticed; publish again."
+                )
 
     def nothing(self) -> State:
         """The state without its rows, to be filled in."""
@@ -62,43 +99,56 @@ class OwnedSource:
 
     def measure(self) -> State:
         """The state, of which only the rows of what is owned are right."""
-        tensors, state = self.inventory.tensors, self.nothing()
+        state = self.nothing()
         if self.indices:
-            names = [tensors[index].name for index in self.indices]
-            owned = ArraySource(
-                {name: self._bits[index] for name, index in zip(names, self.indices, strict=True)},
-                dtypes={tensors[index].name: tensors[index].dtype for index in self.indices},
-                shapes={tensors[index].name: tensors[index].shape for index in self.indices},
-                aliases={},
-            )
-            found = measure(owned)
-            for name, index in zip(names, self.indices, strict=True):
-                row = found.inventory.index(name)
-                state.sums[index], state.strong[index] = found.sums[row], found.strong[row]
+            found = measure(_Part(self))
+            state.sums[[*self.indices]], state.strong[[*self.indices]] = found.sums, found.strong
         return state
+
+
+class _Part:
+    """What a rank owns as a source of its own, to be measured."""
+
+    def __init__(self, own: OwnedSource) -> None:
+        self.inventory = Inventory.of((own.inventory.tensors[index] for index in own.indices), {})
+        self.side_files: tuple[SideFile, ...] = ()
+        self._own = own
+
+    def read(self, index: int, offset: int, out: Bytes) -> None:
+        """Fill `out` with the bytes [offset, offset + len(out)) of tensor `index`."""
+        self._own.read(self._own.indices[index], offset, out)
+
+    def read_side(self, path: str) -> bytes:
+        """There are none."""
+        raise KeyError(path)
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The tensors of all ranks: their inventory, each one's owner, and what this rank owns."""
+    """The tensors of all ranks: their inventory, and each one's owner."""
 
     inventory: Inventory
     owners: list[int]
-    own: OwnedSource
+    _rank: int
+    _pieces: Mapping[str, Piece]
+    _values: Mapping[str, Any]
+    _side: Mapping[str, bytes]
+    _served: ServedWeights | None
 
     @classmethod
-    def of(cls, ranks: Ranks, named_tensors: NamedTensors, side: Mapping[str, bytes]) -> Holdings:
+    def of(cls, ranks: Ranks | Alone, named_tensors: NamedTensors, side: Mapping[str, bytes]) -> Holdings:
         """Called by all ranks. A rank may hold tensors that others lack.
 
         Raises CheckpointError with the tensor's name where ranks hold other shapes or other bytes for one tensor.
         """
         values: dict[str, Any] = {}
+        served = named_tensors if isinstance(named_tensors, ServedWeights) else None
 
         def look() -> dict[str, Piece]:
+            if served is not None:
+                served.recheck()
             for name, value in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
-                if name in values:
-                    raise CheckpointError(f"{name} was given twice on one rank; give each tensor once.")
-                values[name] = value.detach() if hasattr(value, "detach") else value
+                _take(values, name, value.detach() if hasattr(value, "detach") else value)
             return {name: _piece(name, value) for name, value in values.items()}
 
         pieces = ranks.together(look)
@@ -107,23 +157,83 @@ class Holdings:
         tied = _tied(pieces, described, config)
         _prove_equal(ranks, pieces, values, tied)
         inventory = described_inventory(described, tied, config)
-        owners = _owners(inventory, pieces)
-        bits: dict[int, Bytes] = {}
-        ranks.together(lambda: bits.update(_owned(ranks.rank, inventory, owners, pieces[ranks.rank], values)))
-        return cls(inventory, owners, OwnedSource(inventory, side, bits))
+        return cls(inventory, _owners(inventory, pieces), ranks.rank, pieces[ranks.rank], values, side, served)
+
+    def whole(self) -> OwnedSource:
+        """What this rank owns, to be read. Called by all ranks: split tensors are gathered, one after the other, in one
+        order everywhere, and kept by their owner alone.
+        """
+        held: dict[int, Held] = {}
+        for index, name, value in self._gathered():
+            if on_accelerator(value) and not self._pieces[name].split:
+                held[index] = OnDevice(value)
+            else:
+                held[index] = _host_bits(name, value)
+        return OwnedSource(self.inventory, self._side, held)
+
+    def changes(self, image: Image, old: OldBytes) -> OwnedSource:
+        """The same as a target for a patch from `image`, which has the same inventory: what lies on an accelerator is
+        compared there, or not at all where the served view knows what can have changed. To be proven once it is built.
+        """
+        held: dict[int, Held] = {}
+        known = {} if self._served is None else self._served.since(image.digest)
+        old.begin(image)
+        for index, name, value in self._gathered():
+            if not on_accelerator(value):
+                held[index] = _host_bits(name, value)
+                continue
+            split = self._pieces[name].split
+            found = old.find(image, index, value, None if split else known.get(name))
+            held[index] = found or (_host_bits(name, value) if split else OnDevice(value))
+        return OwnedSource(self.inventory, self._side, held)
+
+    def built(self, old: OldBytes, base: str | None, target: str) -> None:
+        """What the ranks hold is the state `target`, made from `base`: the next patch starts from one of the two."""
+        old.end(target)
+        if self._served is not None:
+            self._served.mark(base, target)
+
+    def distrust(self, old: OldBytes) -> None:
+        """What was found is not proven: the next time everything is compared with the copy."""
+        old.forget()
+        if self._served is not None:
+            self._served.forget()
+
+    def _gathered(self) -> Iterator[tuple[int, str, Any]]:
+        """(index, name, this rank's tensor, put together where it is split) of what this rank owns."""
+        for index, tensor in enumerate(self.inventory.tensors):
+            piece = self._pieces.get(tensor.name)
+            if piece is None:
+                continue
+            value = self._values[tensor.name]
+            if piece.split:
+                value = value.full_tensor()
+            if self.owners[index] == self._rank:
+                yield index, tensor.name, value.to_local() if hasattr(value, "to_local") else value
+
+
+def _take(values: dict[str, Any], name: str, value: Any) -> None:
+    """Note a tensor; a name that comes again must come with equal bytes."""
+    if name in values:
+        same = kind_of(name, values[name]) == kind_of(name, value)
+        if not same or not np.array_equal(_host_bits(name, values[name]), _host_bits(name, value)):
+            raise CheckpointError(f"{name} was given twice with different bytes; give each tensor once.")
+        return
+    values[name] = value
 
 
 def _piece(name: str, value: Any) -> Piece:
     dtype, shape = kind_of(name, value)
     if not hasattr(value, "to_local"):
-        return Piece(dtype, shape, (), False, _place(value))
+        return Piece(dtype, shape, (), False, _place(value), on_accelerator(value))
     mesh, placements = value.device_mesh, value.placements
     if any(placement.is_partial() for placement in placements):
         raise CheckpointError(f"{name} is a sum that is not made yet; reduce it before it is published.")
     split = [not placement.is_replicate() and mesh.size(dim) > 1 for dim, placement in enumerate(placements)]
     shard = tuple(at for at, is_split in zip(mesh.get_coordinate(), split, strict=True) if is_split)
-    place = _place(value.to_local())
-    return Piece(dtype, shape, shard, any(split), place and (place, shape))
+    local = value.to_local()
+    place = _place(local)
+    return Piece(dtype, shape, shard, any(split), place and (place, shape), on_accelerator(local))
 
 
 def _place(value: Any) -> Hashable | None:
@@ -166,13 +276,13 @@ def _tied(pieces: list[dict[str, Piece]], described: Mapping[str, Described], co
 
 
 def _prove_equal(
-    ranks: Ranks, pieces: list[dict[str, Piece]], values: Mapping[str, Any], tied: Mapping[str, str]
+    ranks: Ranks | Alone, pieces: list[dict[str, Piece]], values: Mapping[str, Any], tied: Mapping[str, str]
 ) -> None:
-    """Compare the digests of whatever lies in more than one place: replicas, and names of one tensor.
-
-    One tensor at a time is copied to the host where it is not there.
+    """Compare whatever lies in more than one place: replicas, and names of one tensor. By their sums where each of them
+    lies on an accelerator, else by their digests, for which one tensor at a time is copied to the host.
     """
     places: dict[Shard, set[tuple[int, Hashable]]] = {}
+    summed: dict[Shard, bool] = {}
     split: dict[str, bool] = {}
     for rank, held in enumerate(pieces):
         for name, piece in held.items():
@@ -180,12 +290,19 @@ def _prove_equal(
             if split.setdefault(tensor, piece.split) != piece.split:
                 raise CheckpointError(f"{name} is split on some ranks and whole on others; hold it in one way.")
             if piece.place is not None:
-                places.setdefault((tensor, piece.shard), set()).add((rank, piece.place))
+                shard = tensor, piece.shard
+                places.setdefault(shard, set()).add((rank, piece.place))
+                summed[shard] = summed.get(shard, True) and piece.summed
 
     def digest() -> dict[str, bytes]:
-        held = pieces[ranks.rank].items()
-        again = [n for n, piece in held if len(places.get((tied.get(n, n), piece.shard), ())) > 1 and piece.place]
-        return {name: blake3(_host_bits(name, values[name]).data).digest() for name in again}
+        shards = {
+            name: (tied.get(name, name), piece.shard) for name, piece in pieces[ranks.rank].items() if piece.place
+        }
+        return {name: told(name, shard) for name, shard in shards.items() if len(places[shard]) > 1}
+
+    def told(name: str, shard: Shard) -> bytes:
+        value = values[name].to_local() if hasattr(values[name], "to_local") else values[name]
+        return replica_sums(value) if summed[shard] else blake3(_host_bits(name, value).data).digest()
 
     first: dict[Shard, tuple[str, int, bytes]] = {}
     for rank, found in enumerate(ranks.together(digest)):
@@ -211,26 +328,6 @@ def _owners(inventory: Inventory, pieces: list[dict[str, Piece]]) -> list[int]:
     return owners
 
 
-def _owned(
-    rank: int, inventory: Inventory, owners: list[int], pieces: Mapping[str, Piece], values: Mapping[str, Any]
-) -> dict[int, Bytes]:
-    """The bytes of what this rank owns. Split tensors are gathered one after the other, in one order everywhere, and
-    kept by their owner alone.
-    """
-    bits: dict[int, Bytes] = {}
-    for index, tensor in enumerate(inventory.tensors):
-        piece = pieces.get(tensor.name)
-        if piece is None:
-            continue
-        value = values[tensor.name]
-        if piece.split:
-            value = value.full_tensor()
-        if owners[index] == rank:
-            bits[index] = _host_bits(tensor.name, value)
-    return bits
-
-
 def _host_bits(name: str, value: Any) -> Bytes:
-    local = value.to_local() if hasattr(value, "to_local") else value
-    flat: Bytes = bits_of(name, local, {})[0].reshape(-1).view(np.uint8)
+    flat: Bytes = bits_of(name, value, {})[0].reshape(-1).view(np.uint8)
     return flat

@@ -7,6 +7,7 @@ another number by itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,20 +17,26 @@ from pathlib import Path
 from types import TracebackType
 
 from mailboat.checkpoint.files import Checkpoint
-from mailboat.checkpoint.source import TensorSource
+from mailboat.checkpoint.source import ArraySource, TensorSource
 from mailboat.client import Api
 from mailboat.digest import State, measure
 from mailboat.durable import disk_full_as_error, remove
 from mailboat.errors import InventoryMismatch, MailboatError, Unreachable
 from mailboat.image import Image
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
-from mailboat.patch.build import build_patch
+from mailboat.patch.build import BuiltPatch, build_patch
 from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.signing import read_key, sign
 from mailboat.trainer.copy import Candidate, LocalCopy
-from mailboat.trainer.hooks import NamedTensors, tensor_source
+from mailboat.trainer.holdings import Holdings, StaleChanges
+from mailboat.trainer.in_place import DEVICE_BYTES, OldBytes, on_accelerator
+from mailboat.trainer.ranks import Alone
 from mailboat.trainer.seconds import Laps, Seconds
+from mailboat.trainer.served import ServedWeights
+from mailboat.trainer.tensors import NamedTensors, require_whole, tensor_source
 from mailboat.transfer import file_blob, upload_bytes, upload_file
+
+_log = logging.getLogger(__name__)
 
 PENDING = frozenset({"committed", "building", "validating"})
 READY, FAILED = "ready", "failed"
@@ -105,7 +112,9 @@ class Publisher:
     ``token`` has the role publisher. ``state_dir`` keeps the copy of the last ready version between processes; without
     one it lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run
     is made when it does not exist. ``signing_key`` is a private key's file (`mailboat keys new`; without one, the file
-    that MAILBOAT_SIGNING_KEY names): every manifest is signed with it. Use as a context manager or call `close`.
+    that MAILBOAT_SIGNING_KEY names): every manifest is signed with it. ``device_bytes``: how much of the last ready
+    version may stay on each rank's accelerator, where tensors that lie there are compared with it. Use as a context
+    manager or call `close`.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class Publisher:
         ca_file: str | os.PathLike[str] | None = None,
         served_format: str = "",
         signing_key: str | os.PathLike[str] | None = None,
+        device_bytes: int = DEVICE_BYTES,
     ) -> None:
         key_file = signing_key or os.environ.get("MAILBOAT_SIGNING_KEY")
         self._signing_key = None if not key_file else read_key(Path(key_file))
@@ -129,6 +139,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         self._laps = Laps()
+        self._old = OldBytes(device_bytes)
         self._copy = LocalCopy(None if state_dir is None else Path(state_dir))
 
     def __enter__(self) -> Publisher:
@@ -143,6 +154,7 @@ class Publisher:
 
     def close(self) -> None:
         """Lets go of the copy and of connections."""
+        self._old.forget()
         self._copy.close()
         self._api.close()
 
@@ -165,10 +177,12 @@ class Publisher:
         side_files: Mapping[str, bytes] | None = None,
         wait: bool = True,
     ) -> PublishedVersion:
-        """Publishes torch tensors (any device, contiguous or not) or NumPy arrays by name, bit for bit.
+        """Publishes torch tensors (any device, contiguous or not) or NumPy arrays by name, bit for bit; `ServedWeights`
+        as they are after one more look at their masters.
 
-        They must rest until this returns. ``side_files`` maps POSIX paths to bytes (config.json, tokenizer ...); None
-        keeps those of the last ready version. Otherwise as `publish_checkpoint`.
+        They must rest until this returns; on an accelerator what writes them must be done, or ahead of this on the
+        current stream. What lies there is compared there. ``side_files`` maps POSIX paths to bytes (config.json,
+        tokenizer ...); None keeps those of the last ready version. Otherwise as `publish_checkpoint`.
         """
         with self._lock:
             standing = self._standing()
@@ -176,7 +190,7 @@ class Publisher:
                 image = standing.image
                 side_files = {file.path: image.read_side(file.path) for file in image.side_files} if image else {}
             self._laps = Laps()
-            source = tensor_source(named_tensors, side_files)
+            source = self._look(named_tensors, side_files)
             self._laps.lap("gather")
             return self._commit(source, step, standing, wait=wait)
 
@@ -201,6 +215,18 @@ class Publisher:
                 state = measure(opened).digest
         with self._lock:
             return self._api.open_epoch(self._run, version, reason, from_state=state)
+
+    def _look(self, named_tensors: NamedTensors, side_files: Mapping[str, bytes]) -> ArraySource | Holdings:
+        """The tensors as bytes of this host, or, where an accelerator has any, as what one rank holds."""
+        given = named_tensors if isinstance(named_tensors, Mapping) else list(named_tensors)
+        pairs = given.items() if isinstance(given, Mapping) else given
+        if any(on_accelerator(value) for _, value in pairs):
+            for name, value in pairs:
+                require_whole(name, value)
+            return Holdings.of(Alone(), given, side_files)
+        if isinstance(given, ServedWeights):
+            given.recheck()
+        return tensor_source(given, side_files)
 
     def _publish(self, source: TensorSource, step: int | None, *, wait: bool) -> PublishedVersion:
         with self._lock:
@@ -236,7 +262,9 @@ class Publisher:
 
     # -- one version
 
-    def _commit(self, source: TensorSource, step: int | None, standing: Standing, *, wait: bool) -> PublishedVersion:
+    def _commit(
+        self, source: TensorSource | Holdings, step: int | None, standing: Standing, *, wait: bool
+    ) -> PublishedVersion:
         standing = self._in_epoch(step, standing)
         self._laps.skip()
         version = self._commit_version(source, step, standing)
@@ -245,7 +273,9 @@ class Publisher:
             self._copy.settle(version.digest)
         return version
 
-    def _commit_version(self, source: TensorSource, step: int | None, standing: Standing) -> PublishedVersion:
+    def _commit_version(
+        self, source: TensorSource | Holdings, step: int | None, standing: Standing
+    ) -> PublishedVersion:
         if standing.parent is None or standing.image is None:
             return self._commit_anchor(source, step, standing)
         try:
@@ -270,12 +300,12 @@ class Publisher:
         self._api.open_epoch(self._run, next(before, None), reason)
 
     def _commit_patch(
-        self, source: TensorSource, step: int | None, standing: Standing, parent: ParentRef, image: Image
+        self, source: TensorSource | Holdings, step: int | None, standing: Standing, parent: ParentRef, image: Image
     ) -> PublishedVersion:
         path = self._copy.folder(image.inventory.full_bytes) / f"version-{standing.number}.mbp"
         try:
             with disk_full_as_error(path.parent):
-                built = build_patch(image, source, path, base_state=image.state)
+                built = self._build_patch(image, source, path)
             _check_unchanged(source)
             if (again := self._answered(built.target_state.digest, step, standing.newest)) is not None:
                 remove(path)
@@ -292,10 +322,30 @@ class Publisher:
         self._copy.keep(Candidate(parent.state, built.target_state, (path,)))
         return version
 
-    def _commit_anchor(self, source: TensorSource, step: int | None, standing: Standing) -> PublishedVersion:
-        state = measure(source)
-        image = self._copy.replace(source, state)
-        _check_unchanged(source)
+    def _build_patch(self, image: Image, source: TensorSource | Holdings, path: Path) -> BuiltPatch:
+        if not isinstance(source, Holdings):
+            return build_patch(image, source, path, base_state=image.state)
+        image.inventory.require_same(source.inventory)
+        try:
+            return self._build_found(image, source, path)
+        except StaleChanges as problem:
+            _log.warning("Everything is compared with the copy again: %s", problem)
+            source.distrust(self._old)
+            return self._build_found(image, source, path)
+
+    def _build_found(self, image: Image, holdings: Holdings, path: Path) -> BuiltPatch:
+        own = holdings.changes(image, self._old)
+        built = build_patch(image, own, path, base_state=image.state, approve=lambda _, target: own.prove(target))
+        holdings.built(self._old, image.digest, built.target_state.digest)
+        return built
+
+    def _commit_anchor(self, source: TensorSource | Holdings, step: int | None, standing: Standing) -> PublishedVersion:
+        target = source.whole() if isinstance(source, Holdings) else source
+        state = measure(target)
+        image = self._copy.replace(target, state)
+        if isinstance(source, Holdings):
+            source.built(self._old, None, state.digest)
+        _check_unchanged(target)
         return self._commit_image(image, step, standing)
 
     def _commit_image(self, image: Image, step: int | None, standing: Standing) -> PublishedVersion:
@@ -367,7 +417,7 @@ def anchor_files(image: Image) -> list[tuple[AnchorFile, Path]]:
     return [(AnchorFile(name, file_blob(image.folder / name)), image.folder / name) for name in names]
 
 
-def _check_unchanged(source: TensorSource) -> None:
+def _check_unchanged(source: TensorSource | Holdings) -> None:
     if isinstance(source, Checkpoint):
         source.check_unchanged()
 

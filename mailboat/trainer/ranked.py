@@ -6,6 +6,7 @@ It must never commit unless every rank's part is uploaded; a failure of one rank
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,12 +22,15 @@ from mailboat.manifest import BlobRef, ParentRef, PatchRef
 from mailboat.patch.build import BuiltPatch, PartBuilder, PartSpec, part_builder
 from mailboat.replies import ReadyVersion
 from mailboat.trainer.copy import Candidate
-from mailboat.trainer.holdings import Holdings, OwnedSource
-from mailboat.trainer.hooks import NamedTensors
+from mailboat.trainer.holdings import Holdings, OwnedSource, StaleChanges
+from mailboat.trainer.in_place import DEVICE_BYTES
 from mailboat.trainer.publisher import PublishedVersion, Publisher, Standing
 from mailboat.trainer.ranks import Gathered, Ranks, serve
 from mailboat.trainer.seconds import Laps
+from mailboat.trainer.tensors import NamedTensors
 from mailboat.transfer import upload_file
+
+_log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
@@ -59,6 +63,7 @@ class RankedPublisher(Publisher):
         ca_file: str | os.PathLike[str] | None = None,
         served_format: str = "",
         signing_key: str | os.PathLike[str] | None = None,
+        device_bytes: int = DEVICE_BYTES,
         group: Any = None,
     ) -> None:
         self._ranks = Ranks(group)
@@ -68,6 +73,7 @@ class RankedPublisher(Publisher):
             lambda: made(
                 server, project, run, token,
                 state_dir=kept, ca_file=ca_file, served_format=served_format, signing_key=signing_key,
+                device_bytes=device_bytes,
             )
         )  # fmt: skip
 
@@ -87,7 +93,8 @@ class RankedPublisher(Publisher):
 
         A tensor on several ranks is published once, by one of them, after their bytes were proven equal; a difference
         raises CheckpointError with its name, on every rank. A split tensor is gathered to its owner. Memory of a rank:
-        what it owns (about the model / ranks; nothing for whole tensors on the CPU), and one whole tensor at a time.
+        what it owns of split tensors on the CPU (about the model / ranks), and one whole tensor at a time; of what lies
+        on accelerators the changes alone.
         `step`, `side_files` and `wait` are rank 0's. Raises PeerFailed where another rank could not do its share.
         Otherwise as `Publisher.publish`.
         """
@@ -173,22 +180,40 @@ class RankedPublisher(Publisher):
             raise
         return self._wait(version) if wait else version
 
-    def _build(self, holdings: Holdings, image: Image, path: Path) -> tuple[State, BuiltPatch | None]:
+    def _build(
+        self, holdings: Holdings, image: Image, path: Path, *, again: bool = False
+    ) -> tuple[State, BuiltPatch | None]:
         """The target's state, of everybody's rows, and this rank's part, where it owns anything."""
-        own, owners = holdings.own, sorted(set(holdings.owners))
         with ExitStack() as stack:
+            own = self._each(lambda: holdings.changes(image, self._old))
+            self._laps.lap("gather")
 
-            def scan() -> tuple[PartBuilder | None, State | None]:
+            def scan() -> tuple[PartBuilder | None, State | None, str | None]:
                 if not own.indices:
-                    return None, None
+                    return None, None, None
+                owners = sorted(set(holdings.owners))
                 spec = PartSpec(owners.index(self._ranks.rank), len(owners), own.indices)
                 opened = part_builder(image, own, path, spec, base_state=image.state)
                 builder = stack.enter_context(opened)
-                return builder, builder.scan()
+                mine = builder.scan()
+                try:
+                    own.prove(mine)
+                except StaleChanges as problem:
+                    return builder, mine, str(problem)
+                return builder, mine, None
 
-            builder, mine = self._each(scan)
-            target = self._joined(own, mine)
-            return target, self._each(lambda: None if builder is None else builder.write(target))
+            builder, mine, doubt = self._each(scan)
+            doubts = [said for said in self._ranks.tell(doubt) if said is not None]
+            if not doubts:
+                target = self._joined(own, mine)
+                built = self._each(lambda: None if builder is None else builder.write(target))
+                holdings.built(self._old, image.digest, target.digest)
+                return target, built
+        if again:
+            raise StaleChanges(doubts[0])
+        _log.warning("Everything is compared with the copy again: %s", doubts[0])
+        holdings.distrust(self._old)
+        return self._build(holdings, image, path, again=True)
 
     def _joined(self, own: OwnedSource, mine: State | None) -> State:
         """The state whose rows are those that each rank measured of what it owns."""
@@ -220,19 +245,21 @@ class RankedPublisher(Publisher):
             self._copy.keep(candidate)
 
     def _anchor(self, holdings: Holdings, step: int | None, standing: Standing, *, wait: bool) -> PublishedVersion:
-        own = holdings.own
+        own = self._each(holdings.whole)
+        self._laps.lap("gather")
         state = self._joined(own, self._each(own.measure))
-        self._each(lambda: self._copy_all(holdings, state))
+        self._each(lambda: self._copy_all(own, holdings.owners, state))
+        holdings.built(self._old, None, state.digest)
         image = self._copy.image
         version = self._commit_once(lambda: self._commit_image(_present(image), step, standing))
         return self._wait(version) if wait else version
 
-    def _copy_all(self, holdings: Holdings, state: State) -> None:
+    def _copy_all(self, own: OwnedSource, owners: list[int], state: State) -> None:
         """Rank 0's copy, made anew; the other ranks give it the pieces that it reads."""
         if self._ranks.rank:
-            serve(self._ranks, holdings.own)
+            serve(self._ranks, own)
             return
-        source = Gathered(self._ranks, holdings.own, holdings.owners)
+        source = Gathered(self._ranks, own, owners)
         try:
             self._copy.replace(source, state)
         finally:

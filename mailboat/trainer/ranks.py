@@ -98,6 +98,20 @@ class Ranks:
         self._dist.recv(message, self._dist.get_global_rank(self._group, sender), group=self._group)
 
 
+class Alone:
+    """A process that publishes by itself, as the only one of its ranks."""
+
+    rank = 0
+
+    def tell(self, value: Any) -> list[Any]:
+        """What every rank tells: this one's."""
+        return [value]
+
+    def together(self, work: Callable[[], Result]) -> list[Result]:
+        """Does `work`."""
+        return [work()]
+
+
 class Gathered:
     """On rank 0: all tensors, each piece fetched from the rank that owns it when it is read."""
 

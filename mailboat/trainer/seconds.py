@@ -11,8 +11,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Seconds of the stages of a publish: `gather` (look at the tensors, copy them to the host, prove replicas, bring
-    split ones together), `build` (compare, code, digest), `upload`, `commit`. Waiting for validation is none of them.
+    """Seconds of the stages of a publish: `gather` (look at the tensors, prove replicas, bring split ones together; of
+    several ranks also comparing on accelerators), `build` (compare, code, digest), `upload`, `commit`. Waiting for
+    validation is none of them.
     """
 
     gather: float

@@ -7,8 +7,9 @@ CPU, with the same bits. It must never read a float as a number, nor change a ma
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from mailboat.errors import CheckpointError
 from mailboat.patch.backends import gpu_kernels
+from mailboat.trainer.in_place import on_accelerator
+from mailboat.trainer.trail import Trail
 
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 18  # elements that are cast at a time on the CPU: no second copy of a tensor is ever made
@@ -35,23 +38,22 @@ class StepChanges:
         return self.changed / max(1, self.elements)
 
 
-class ServedWeights:
+class ServedWeights(Mapping[str, Any]):
     """BF16 views of FP32 masters (BF16 ones are served as they are), resident where the masters are.
 
-    `masters`: named parameters; names that share storage share one view. `tensors` is what to publish:
-    `publisher.publish(served.tensors)`. Each rank keeps the view of what it holds; that of a split tensor (FSDP2) is a
-    distributed tensor again, which RankedPublisher gathers. Raises CheckpointError for masters of another dtype, or
-    that are not dense.
+    `masters`: named parameters; names that share storage share one view. It maps names to views and is what to publish:
+    `publisher.publish(served)`. Each rank keeps the view of what it holds; that of a split tensor (FSDP2) is a
+    distributed tensor again, which RankedPublisher gathers. On an accelerator it also remembers where views changed
+    since the last versions. Raises CheckpointError for masters of another dtype, or that are not dense.
     """
 
     def __init__(self, masters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        pairs = masters.items() if isinstance(masters, Mapping) else masters
-        self.tensors: dict[str, Any] = {}
         self.last: StepChanges | None = None
-        self._cast: list[tuple[Any, Any]] = []
-        self._elements = 0
-        shared: dict[tuple[int, int], Any] = {}
-        for name, parameter in pairs:
+        self._names: dict[str, tuple[Any, _View]] = {}
+        self._base: str | None = None
+        self._target: str | None = None
+        shared: dict[tuple[int, int], _View] = {}
+        for name, parameter in masters.items() if isinstance(masters, Mapping) else masters:
             master = _local(parameter)
             kind = str(master.dtype).removeprefix("torch.")
             if kind not in {"float32", "bfloat16"} or not master.is_contiguous():
@@ -60,38 +62,108 @@ class ServedWeights:
                 )
             key = master.data_ptr(), master.numel()
             if key not in shared or not master.numel():
-                shared[key] = master if kind == "bfloat16" else self._view(master)
-                self._elements += master.numel()
-            self.tensors[name] = _like(parameter, shared[key].reshape(master.shape))
+                shared[key] = _View(master, split=hasattr(parameter, "to_local"))
+            shared[key].parameters[name] = parameter
+            self._names[name] = parameter, shared[key]
+        self._views = list(dict.fromkeys(view for _, view in self._names.values()))
+        self._elements = sum(view.elements for view in self._views)
+        for view in self._views:
+            view.refresh()  # torch casts NaNs in its own way
 
-    def _view(self, master: Any) -> Any:
-        served = master.bfloat16()
-        self._cast.append((master, served))
-        _refresh(master, served)
-        return served
+    def __getitem__(self, name: str) -> Any:
+        """The view of a parameter."""
+        parameter, view = self._names[name]
+        if view.served is None:
+            return parameter.detach()
+        return _like(parameter, view.served.reshape(_local(parameter).shape))
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the parameters."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many names there are."""
+        return len(self._names)
 
     def refresh(self) -> StepChanges:
-        """Bring the view up to date with the masters; BF16 masters, their own view, count as unchanged."""
+        """Bring the views up to date with the masters; BF16 masters, their own view, count as unchanged.
+
+        Raises CheckpointError where tied masters were parted.
+        """
+        for device in {view.device for view in self._views if view.device.type == "cuda"}:
+            # What the step itself still has to do there is not ours.
+            sys.modules["torch"].cuda.current_stream(device).synchronize()
         start = time.perf_counter()
-        changed = sum(_refresh(master, served) for master, served in self._cast)
+        changed = sum(view.refresh() for view in self._views)
         self.last = StepChanges(changed, self._elements, time.perf_counter() - start)
         said = changed, self.last.density * 100, self.last.seconds * 1e3
         _log.info("served weights: %d changed (%.4f %%), %.1f ms", *said)
         return self.last
 
+    def recheck(self) -> None:
+        """Do the same before a publish: masters may have changed outside of a step, which no hook sees."""
+        if changed := sum(view.refresh() for view in self._views):
+            _log.info("served weights: %d changed outside of a step", changed)
 
-def follow(optimizer: Any, masters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> ServedWeights:
-    """Keep a served view of `masters` that is brought up to date after each `optimizer.step()`.
+    # -- what changed since a version
 
-    Any torch optimizer, also under DDP and FSDP2. What it costs stands in `last` after each step, and in the log.
+    def since(self, state: str) -> dict[str, Any]:
+        """For each name of which that is known: all positions that changed since the state with this digest."""
+        if state not in {self._base, self._target}:
+            return {}
+        found = {
+            name: view.trail.since_newer() if state == self._target else view.trail.since_older()
+            for name, (_, view) in self._names.items()
+            if view.trail is not None
+        }
+        return {name: positions for name, positions in found.items() if positions is not None}
+
+    def mark(self, base: str | None, target: str) -> None:
+        """The views now hold the state `target`, whose patch starts from `base`. The next one starts from either."""
+        for trail in (view.trail for view in self._views if view.trail is not None):
+            if base is not None and base == self._target:
+                trail.from_newer()
+            elif base is not None and base == self._base:
+                trail.from_older()
+            else:
+                trail.from_nowhere()
+        self._base, self._target = base, target
+
+    def forget(self) -> None:
+        """Know nothing of any state: somebody else wrote into a view."""
+        self._base = self._target = None
+
+
+class _View:
+    """What is served of one or more masters that share their memory; themselves where they are BF16.
+
+    `trail`: where kernels cast them, and one rank holds them whole.
     """
-    served = ServedWeights(masters)
 
-    def after(*_: Any) -> None:
-        served.refresh()
+    def __init__(self, master: Any, *, split: bool) -> None:
+        torch = sys.modules["torch"]
+        own = master.dtype == torch.bfloat16
+        self.parameters: dict[str, Any] = {}
+        self.device, self.elements = master.device, master.numel()
+        self.served = None if own else master.bfloat16()
+        self._by_kernels = master.is_cuda or on_accelerator(master)
+        self.trail = Trail(master) if self._by_kernels and not own and not split else None
 
-    optimizer.register_step_post_hook(after)
-    return served
+    def refresh(self) -> int:
+        """Cast, compare, write what changed; returns how many elements did."""
+        first, *others = self.parameters
+        master = _local(self.parameters[first])
+        for other in others:
+            if _local(self.parameters[other]).data_ptr() != master.data_ptr():
+                raise CheckpointError(f"{first} and {other} do not share their memory any more; follow them anew.")
+        if self.served is None or not self.elements:
+            return 0
+        if not self._by_kernels:
+            return _refresh(master, self.served)
+        changes = gpu_kernels("refresh").refresh_bf16(master, self.served)
+        if self.trail is not None:
+            self.trail.add(changes.positions)
+        return int(changes.positions.numel())
 
 
 def _local(parameter: Any) -> Any:
@@ -110,10 +182,7 @@ def _like(parameter: Any, view: Any) -> Any:
 
 
 def _refresh(master: Any, served: Any) -> int:
-    """Cast, compare, write what changed; returns how many elements did."""
-    if master.is_cuda:
-        changes = gpu_kernels("refresh").refresh_bf16(master, served)
-        return int(changes.positions.numel())
+    """The same on the CPU, a piece at a time."""
     from mailboat.quantise.compiled import cast_bf16  # Numba, on use
 
     wide, held = master.reshape(-1).numpy().view(np.uint32), _bits(served)

@@ -49,6 +49,19 @@ def test_diff_with_less_room_than_changes(side: Side, room: int) -> None:
     assert_same(side.diff(old, new, expected=room), reference.diff(old, new))
 
 
+def test_diff_lists_no_more_changes_than_asked_for(side: Side) -> None:
+    if side.name == "reference":
+        pytest.skip("the twin lists all")
+    from kernels.changes import TooManyChangesError
+
+    old, new = pair(5000, np.uint16, 0.1)
+    expected = reference.diff(old, new)
+    count = expected.positions.size
+    assert_same(side.diff(old, new, at_most=count, expected=3), expected)
+    with pytest.raises(TooManyChangesError):
+        side.diff(old, new, at_most=count - 1)
+
+
 def test_a28_all_bf16_patterns_are_told_apart(side: Side) -> None:
     every = np.arange(65536, dtype=np.uint16)
     for flip in (0x8000, 0x0001, 0x0040):  # the sign of zero, the last bit, a NaN's quiet bit

@@ -21,8 +21,8 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.digest import measure
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, MailboatError
 from mailboat.trainer import PeerFailed, RankedPublisher, follow
-from mailboat.trainer.hooks import tensor_source
 from mailboat.trainer.ranks import Ranks
+from mailboat.trainer.tensors import tensor_source
 from tests.island.contract_server import PROJECT, RUN, ContractServer
 from tests.island.fleet import image_state, island
 
@@ -112,10 +112,10 @@ def _train(how: str, publisher: RankedPublisher, rank: int) -> list[tuple[Any, .
     side = {"config.json": b'{"tie_word_embeddings": true}'} if rank == 0 else None
     if how == "fsdp2":
         with pytest.raises(CheckpointError, match="RankedPublisher"):
-            tensor_source(served.tensors, {})
+            tensor_source(served, {})
     found = []
     for step in range(4):
-        version = publisher.publish(served.tensors, step=step, side_files=side if step == 0 else None, wait=step != 2)
+        version = publisher.publish(served, step=step, side_files=side if step == 0 else None, wait=step != 2)
         whole = {
             name: (p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach()).bfloat16()
             for name, p in net.named_parameters(remove_duplicate=False)

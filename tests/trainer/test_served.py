@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from mailboat.errors import CheckpointError
-from mailboat.trainer.hooks import tensor_source
-from mailboat.trainer.served import ServedWeights, follow
+from mailboat.trainer import ServedWeights, follow
+from mailboat.trainer.tensors import tensor_source
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,11 +35,11 @@ def test_the_view_follows_every_step(kind: type[torch.optim.Optimizer], rate: fl
     optimizer = kind(net.parameters(), lr=rate)
     served = follow(optimizer, net.named_parameters())
     for _ in range(4):
-        before = {name: tensor.view(torch.int16).clone() for name, tensor in served.tensors.items()}
+        before = {name: tensor.view(torch.int16).clone() for name, tensor in served.items()}
         train(net, optimizer)
         changed = 0
         for name, parameter in net.named_parameters():
-            assert torch.equal(served.tensors[name].view(torch.int16), bits(parameter))
+            assert torch.equal(served[name].view(torch.int16), bits(parameter))
             changed += int((before[name] != bits(parameter)).sum())
         assert served.last is not None
         assert served.last.changed == changed > 0
@@ -50,26 +50,26 @@ def test_the_view_follows_every_step(kind: type[torch.optim.Optimizer], rate: fl
 def test_a28_nan_payloads_and_negative_zero_are_bits() -> None:
     master = torch.tensor([0x7FC1_2345, -0x0040_0001, -0x8000_0000, 0], dtype=torch.int32).view(torch.float32)
     served = ServedWeights({"x": master})
-    assert served.tensors["x"].view(torch.int16).tolist() == [0x7FC1, -0x0041 | 0x40, -0x8000, 0]
+    assert served["x"].view(torch.int16).tolist() == [0x7FC1, -0x0041 | 0x40, -0x8000, 0]
     assert served.refresh().changed == 0
     master[3] = -0.0
     assert served.refresh().changed == 1
-    assert served.tensors["x"].view(torch.int16).tolist()[3] == -0x8000
+    assert served["x"].view(torch.int16).tolist()[3] == -0x8000
 
 
 def test_a26_tied_weights_share_one_view() -> None:
     net = model()
     tied = dict(net.named_parameters()) | {"head.weight": net[0].weight}
     served = ServedWeights(tied)
-    assert served.tensors["head.weight"].data_ptr() == served.tensors["0.weight"].data_ptr()
-    source = tensor_source(served.tensors, {})
+    assert served["head.weight"].data_ptr() == served["0.weight"].data_ptr()
+    source = tensor_source(served, {})
     assert source.inventory.aliases == {"head.weight": "0.weight"}
     assert {t.dtype for t in source.inventory.tensors} == {"BF16"}
 
 
 def test_bf16_masters_are_their_own_view() -> None:
     parameter = torch.ones(4, dtype=torch.bfloat16)
-    assert ServedWeights({"x": parameter}).tensors["x"].data_ptr() == parameter.data_ptr()
+    assert ServedWeights({"x": parameter})["x"].data_ptr() == parameter.data_ptr()
 
 
 def test_other_masters_are_refused_by_name() -> None:
@@ -103,10 +103,10 @@ def test_under_ddp_and_fsdp2(one_rank: None, how: str) -> None:
         assert served.last is not None and served.last.changed > 0
         for name, parameter in net.named_parameters():
             whole = parameter.detach().full_tensor() if hasattr(parameter, "full_tensor") else parameter
-            view = served.tensors[name]
+            view = served[name]
             view = view.full_tensor() if hasattr(view, "full_tensor") else view
             assert torch.equal(view.view(torch.int16), bits(whole))
-        assert len(tensor_source(served.tensors, {}).inventory.tensors) == 4
+        assert len(tensor_source(served, {}).inventory.tensors) == 4
 
 
 def test_a_resident_view_is_followed_and_published_without_another_copy() -> None:
@@ -119,11 +119,11 @@ def test_a_resident_view_is_followed_and_published_without_another_copy() -> Non
     tracemalloc.start()  # NumPy's memory is counted
     try:
         optimizer.step()
-        source = tensor_source(served.tensors, {})
+        source = tensor_source(served, {})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert served.last is not None and served.last.changed > served.last.elements // 2
     assert peak < 6 << 20, "a step needs room for a piece of a tensor, not for a tensor"
     for index, tensor in enumerate(source.inventory.tensors):
-        assert source.view(index).ctypes.data == served.tensors[tensor.name].data_ptr()
+        assert source.view(index).ctypes.data == served[tensor.name].data_ptr()

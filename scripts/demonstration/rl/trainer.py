@@ -48,7 +48,7 @@ class Trainer:
 
     def anchor(self) -> None:
         """Version 0: what the model is before it learns."""
-        version = self.publisher.publish(self.learner.served.tensors, step=0, side_files=self._side_files)
+        version = self.publisher.publish(self.learner.served, step=0, side_files=self._side_files)
         self.learner.version = version.number
         self.say("version", number=version.number, digest=version.digest, full_bytes=version.full_bytes)
 
@@ -65,7 +65,7 @@ class Trainer:
         self.doing = "publishing"
         number = base + 1
         self.rollouts.announce(number)
-        version = self.publisher.publish(self.learner.served.tensors, step=number)
+        version = self.publisher.publish(self.learner.served, step=number)
         assert version.number == number  # one publisher, one run
         self.learner.version = number
         self.rollouts.published(number)

@@ -7,7 +7,7 @@ import pytest
 
 from mailboat.checkpoint.source import ArraySource
 from mailboat.errors import CheckpointError
-from mailboat.trainer.hooks import tensor_source
+from mailboat.trainer.tensors import tensor_source
 
 torch = pytest.importorskip("torch")
 
