@@ -15,6 +15,7 @@ from controlplane.accounts import limits
 from controlplane.accounts.principals import FOLLOWERS, ISLAND
 from controlplane.api import answers, paging
 from controlplane.api.views import ProjectView
+from controlplane.fleet import measures
 from controlplane.fleet.models import Island
 from controlplane.registry import leases, merging, routes
 from controlplane.registry.cost import Means
@@ -69,6 +70,7 @@ class Plan(ProjectView):
         plan = routes.described(found, ground, route)
         if island is not None:
             leases.take_for_route(found, plan.steps, island.name)
+            measures.told(island, paging.number(request, "cores", None), _codecs(request))
         answer: dict[str, Any] = plan.as_json()
         if building is not None:
             answer["building"] = building.as_json()

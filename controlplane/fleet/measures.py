@@ -31,5 +31,16 @@ def measured(
     return changes
 
 
+def told(island: Island, cores: int | None, codecs: Sequence[str] | None) -> None:
+    """What it says of itself as it asks for a plan: it may run another release, or elsewhere, than when it enrolled."""
+    changes: dict[str, Any] = {}
+    if cores is not None and cores != island.cores:
+        changes["cores"] = cores
+    if codecs is not None and list(codecs) != island.codecs:
+        changes["codecs"] = list(codecs)
+    if changes:
+        Island.objects.filter(pk=island.pk).update(**changes)
+
+
 def _smooth(before: int | None, now: float) -> int:
     return max(1, round(now if before is None else (before + now) / 2))

@@ -20,6 +20,7 @@ from mailboat.island.holding import Say
 from mailboat.island.keys import CREDENTIAL, NEXT, private_key
 from mailboat.island.stop import Stop
 from mailboat.island.store import Store
+from mailboat.patch.format import KNOWN_CODECS
 from mailboat.replies import Enrolment
 
 
@@ -101,7 +102,7 @@ def _enrol(api: Api, token: str, private: str, *, engine: Weights, stop: Stop, s
         "engine": engine.name,
         "agent_version": __version__,
         "cores": os.cpu_count() or 1,
-        "codecs": list(engine.codecs),
+        "codecs": list(KNOWN_CODECS),
         "hostname": platform.node(),
         "public_key": public_half(private),
         "signature": sign_enrolment(private, api.project, token),

@@ -11,7 +11,6 @@ class CheckpointEngine:
     """Holds the weights in the image."""
 
     name = "checkpoint"
-    codecs: tuple[str, ...] = ("dense", "positional", "xor")
     fence = ""
 
     def __init__(self, members: Members | None = None) -> None:

@@ -42,7 +42,6 @@ class Weights(Protocol):
     """What holds the island's weights."""
 
     name: str
-    codecs: tuple[str, ...]
 
     def load(self, image: Image, applied: Applied) -> None:
         """Holds what the image holds, after a start, a seed or damage. Raises EngineError."""

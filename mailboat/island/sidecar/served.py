@@ -48,8 +48,6 @@ class Berth:
 class Served:
     """All engines of an island, moved together. One thread commits; another watches."""
 
-    codecs: tuple[str, ...] = ("dense", "positional", "xor")
-
     def __init__(
         self,
         berths: Sequence[Berth],

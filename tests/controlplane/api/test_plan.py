@@ -120,6 +120,17 @@ def test_an_island_that_does_not_know_the_codec_is_told_so(
     assert "codec" in answer.json()["detail"] and not merges()
 
 
+def test_what_an_island_says_of_itself_as_it_asks_is_kept(versions: list[Version], island_api: tuple[Any, Api]) -> None:
+    island, api = island_api
+    digest = versions[1].state_digest
+    assert api.get(f"runs/minilm/plan?from_digest={digest}&cores=48&codecs=dense,contextual").status_code == 200
+    island.refresh_from_db()
+    assert (island.cores, island.codecs) == (48, ["dense", "contextual"])
+    assert api.get(f"runs/minilm/plan?from_digest={digest}").status_code == 200
+    island.refresh_from_db()
+    assert (island.cores, island.codecs) == (48, ["dense", "contextual"])
+
+
 @pytest.mark.parametrize("query", ["link=0", "link=fast", "cores=-1", "codecs=", "apply=0", "references=perhaps"])
 def test_what_can_not_be_right_is_refused(versions: list[Version], token: Callable[..., Api], query: str) -> None:
     assert token("viewer").get(f"runs/minilm/plan?{query}").status_code == 400
