@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from mailboat.errors import DiskFull, MailboatError
 from mailboat.image import Image
 from mailboat.island import upkeep
-from mailboat.island.members import roster
+from mailboat.island.members import follower, roster
 from mailboat.island.members.lead import MembersError, shared_secret
 from mailboat.island.members.order import BadWord, Order, Word
+from mailboat.island.store import Store
 from mailboat.island.upkeep import UpkeepOptions
 from tests.island.contract_server import ContractServer
 from tests.island.fleet import RunningIsland, Trainer, held_state, island
@@ -30,7 +32,8 @@ def port() -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "SILENCE", 2.5)
+    monkeypatch.setattr(roster, "SILENCE", 1.5)
+    monkeypatch.setattr(follower, "SPEAK_SECONDS", 0.3)
 
 
 def test_members_move_with_their_leader(server: ContractServer, tmp_path: Path, port: int) -> None:
@@ -239,6 +242,15 @@ def test_strangers_hear_nothing(server: ContractServer, tmp_path: Path, port: in
             eventually(lambda: any("not this island's" in line for line in wrong.lines))
             eventually(lambda: any("expects no member" in line for line in unknown.lines))
         assert server.applied(0) is None
+
+
+def test_a_leader_that_stops_does_not_wait_for_those_who_wait_for_its_orders(tmp_path: Path) -> None:
+    led = roster.Roster(("b",), Store(tmp_path / "store"), image=None)
+    now = led.order_after("", -1, 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(led.order_after, now.leader, now.serial, 60)
+        led.end()
+        assert waiting.result(10) == now
 
 
 def test_secrets_are_private_and_long(tmp_path: Path) -> None:

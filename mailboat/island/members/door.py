@@ -58,7 +58,8 @@ class Door:
         self._server.start(self._application)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends it; members that wait for an order are not waited for."""
+        self._roster.end()
         self._server.stop()
 
     def _application(self, started: Callable[[], None]) -> Starlette:

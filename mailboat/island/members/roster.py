@@ -118,6 +118,7 @@ class Roster:
         self._leader = secrets.token_hex(8)
         self._order = Order(self._leader, 0, None, None)
         self._change = threading.Condition()
+        self._ended = False
 
     def knows(self, name: str) -> bool:
         """Whether a member of that name is expected."""
@@ -141,8 +142,15 @@ class Roster:
     def order_after(self, leader: str, serial: int, wait: float) -> Order:
         """The order in force, at once when it is another than the one known, else after at most ``wait`` seconds."""
         with self._change:
-            self._change.wait_for(lambda: (self._order.leader, self._order.serial) != (leader, serial), wait)
+            known = (leader, serial)
+            self._change.wait_for(lambda: self._ended or (self._order.leader, self._order.serial) != known, wait)
             return self._order
+
+    def end(self) -> None:
+        """Whoever waits for another order hears that there is none: the door closes."""
+        with self._change:
+            self._ended = True
+            self._change.notify_all()
 
     # -- for holding and engine
 
