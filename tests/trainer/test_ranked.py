@@ -76,6 +76,8 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     """All works, done by one pair of processes: starting them is what takes long."""
     folder = tmp_path_factory.mktemp("ranks")
     with ExitStack() as stack:
+        # For those that run the kernels: Triton asks when it is imported.
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("TRITON_INTERPRET", "1")
         servers = {name: stack.enter_context(ContractServer().serving()) for name in WORKS}
         for name in WORKS:
             (folder / name).mkdir()
@@ -132,7 +134,7 @@ def _train(how: str, publisher: RankedPublisher, rank: int) -> list[tuple[Any, .
     return found
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2", "hsdp"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp2", "hsdp", "ddp in place", "fsdp2 in place"])
 def test_a26_what_two_ranks_hold_is_published_once(how: str, worked: Callable[[str], Worked], tmp_path: Path) -> None:
     work = worked(how)
     server, (first, second) = work.server, work.results
@@ -150,8 +152,17 @@ def test_a26_what_two_ranks_hold_is_published_once(how: str, worked: Callable[[s
     assert image_state(tmp_path / "store").digest == first[3][1]
 
 
-def _differ(publisher: RankedPublisher, rank: int) -> Any:
-    tensors = {"a": np.zeros(6, np.float32), "norm.weight": np.ones(4, np.float32)}
+def _train_in_place(how: str, publisher: RankedPublisher, rank: int) -> list[tuple[Any, ...]]:
+    """The same where kernels compare the tensors: through Triton's interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAILBOAT_DEVICE", "interpreter")
+        found = _train(how, publisher, rank)
+    assert bool(publisher._old._held) == (how == "fsdp2"), "a followed view needs no old bytes; a gathered tensor does"
+    return found
+
+
+def _differ(publisher: RankedPublisher, rank: int, kind: Callable[[Any], Any] = np.asarray) -> Any:
+    tensors = {"a": kind(np.zeros(6, np.float32)), "norm.weight": kind(np.ones(4, np.float32))}
     publisher.publish(tensors)
     tensors["norm.weight"][2] = -0.0 if rank else 0.0
     with pytest.raises(CheckpointError, match=r"norm\.weight .*differ"):
@@ -159,8 +170,16 @@ def _differ(publisher: RankedPublisher, rank: int) -> Any:
     return "norm.weight"
 
 
-def test_a26_replicas_that_differ_stop_the_publish_with_their_name(worked: Callable[[str], Worked]) -> None:
-    work = worked("differ")
+def _differ_in_place(publisher: RankedPublisher, rank: int) -> Any:
+    """The same by sums, and of tensors that torch has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAILBOAT_DEVICE", "interpreter")
+        return _differ(publisher, rank, torch.from_numpy)
+
+
+@pytest.mark.parametrize("how", ["differ", "differ in place"])
+def test_a26_replicas_that_differ_stop_the_publish_with_their_name(how: str, worked: Callable[[str], Worked]) -> None:
+    work = worked(how)
     assert work.results == [r"norm.weight"] * RANKS
     assert sorted(work.server.versions) == [0]
 
@@ -247,6 +266,9 @@ WORKS: dict[str, Callable[[RankedPublisher, int], Any]] = {
     "ddp": partial(_train, "ddp"),
     "fsdp2": partial(_train, "fsdp2"),
     "hsdp": partial(_train, "hsdp"),
+    "ddp in place": partial(_train_in_place, "ddp"),
+    "fsdp2 in place": partial(_train_in_place, "fsdp2"),
+    "differ in place": _differ_in_place,
     "differ": _differ,
     "stages": _stages,
     "fail": _fail,
