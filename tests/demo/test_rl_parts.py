@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -14,9 +15,11 @@ import torch
 
 from scripts.demonstration.rl.answers import Answers, BadAnswer
 from scripts.demonstration.rl.grpo import CLIP_ABOVE, CLIP_BELOW, advantages, surrogate
+from scripts.demonstration.rl.learner import Row
 from scripts.demonstration.rl.moves import Move, move_after
 from scripts.demonstration.rl.rollouts import Rollouts
 from scripts.demonstration.rl.task import WORDS, Question, question, verdict
+from tests.engines.models import tiny_llama
 from tests.waiting import eventually, free_port
 
 
@@ -70,6 +73,22 @@ def test_ratios_weigh_older_samples_and_are_clipped(advantage: float, ratio: flo
     new = torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True)
     surrogate(new, torch.tensor([[-1.0]]), torch.tensor([advantage]), torch.ones(1, 1)).backward()
     assert float(new.grad) == pytest.approx(gradient, rel=1e-5, abs=1e-6)
+
+
+def test_answers_in_one_row_are_computed_as_each_by_itself(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tiny_llama(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    prompt, answers = [5, 9, 2], [[7], [8, 1, 30, 4], [8, 1, 31]]
+    row = Row.of(prompt, answers)
+    with torch.inference_mode():
+        together = model(
+            input_ids=row.tokens, position_ids=row.positions, attention_mask=row.sees, logits_to_keep=row.before
+        ).logits[0]
+        alone = [model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] for answer in answers]
+    torch.testing.assert_close(together, torch.cat(alone))
+    assert row.answered.tolist() == [token for answer in answers for token in answer]
 
 
 def test_one_island_joins_and_others_leave_in_turn_and_come_back() -> None:
