@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes
 from mailboat.digest import seeds
 from mailboat.errors import DeviceUnavailable
@@ -85,13 +84,6 @@ def bits(value: Any) -> Any:
     return gpu_kernels("changes").integers(dense).reshape(-1)
 
 
-def sums_of(value: Any, tensor: Tensor) -> tuple[int, int]:
-    """Both sums of a tensor (docs/format/digests.md), computed where it lies. Reads it once."""
-    rows = bits(value).view(_torch().uint8).view(tensor.rows, tensor.row_bytes)
-    found: tuple[int, int] = gpu_kernels("sums").tensor_sums(rows, seeds(tensor))
-    return found
-
-
 def replica_sums(value: Any) -> bytes:
     """16 bytes that tell replicas apart, computed where one lies."""
     row = bits(value).view(_torch().uint8).view(1, -1)
@@ -151,7 +143,9 @@ class OldBytes:
                 self._moved[index] = None
                 return None
         tensor = image.inventory.tensors[index]
-        return Found(sums_of(value, tensor), positions, elements.view(np.uint8), flat.element_size())
+        rows = flat.view(_torch().uint8).view(tensor.rows, tensor.row_bytes)
+        sums = gpu_kernels("sums").tensor_sums(rows, seeds(tensor))
+        return Found(sums, positions, elements.view(np.uint8), flat.element_size())
 
     def _compare(self, image: Image, index: int, flat: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Positions and new elements, on the host. A longer list is never made."""

@@ -90,15 +90,18 @@ class ServedWeights(Mapping[str, Any]):
 
         Raises CheckpointError where tied masters were parted.
         """
-        for device in {view.device for view in self._views if view.device.type == "cuda"}:
-            # What the step itself still has to do there is not ours.
-            sys.modules["torch"].cuda.current_stream(device).synchronize()
+        self._wait()  # what the step itself still has to do on a GPU is not ours
         start = time.perf_counter()
         changed = sum(view.refresh() for view in self._views)
+        self._wait()
         self.last = StepChanges(changed, self._elements, time.perf_counter() - start)
         said = changed, self.last.density * 100, self.last.seconds * 1e3
         _log.info("served weights: %d changed (%.4f %%), %.1f ms", *said)
         return self.last
+
+    def _wait(self) -> None:
+        for device in {view.device for view in self._views if view.device.type == "cuda"}:
+            sys.modules["torch"].cuda.current_stream(device).synchronize()
 
     def recheck(self) -> None:
         """Do the same before a publish: masters may have changed outside of a step, which no hook sees."""

@@ -106,6 +106,8 @@ def test_files_are_those_of_the_cpu(
     )
     with publisher(servers[0], device_bytes=device_bytes) as accelerated, publisher(servers[1]) as plain:
         for number, tensors in enumerate(versions()):
+            if device_bytes != 12000:
+                tensors = {name: tensors[name] for name in ("bf16", "fp32")}  # noqa: PLW2901 - fewer are enough
             moved.clear()
             version = accelerated.publish(there(tensors))
             expected = publish_here(monkeypatch, plain, tensors)
