@@ -96,6 +96,25 @@ def _multiply_high(typingctx: Any, first: Any, second: Any) -> Any:  # noqa: ARG
 _high_product: Any = intrinsic(_multiply_high)
 
 
+def _fetch_ahead(typingctx: Any, words: Any, index: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+    """Bring the cache line of a word nearer, which may lie beyond the array: nothing is read."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        builder.call(function, [address, *(ir.Constant(number, argument) for argument in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64), generate
+
+
+_prefetch: Any = intrinsic(_fetch_ahead)
+
+
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
 def _short_word(buffer, offset, count):  # type: ignore[no-untyped-def]
     """Load `count` < 8 bytes as a little-endian word padded with zeros."""
@@ -149,15 +168,20 @@ def sum_rows(buffer, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ig
 _BATCH = 64
 
 
-@njit(_PAIR(_TOTALS, _TOTALS, _TOTALS, _TOTALS, _I64), nogil=True, cache=True, inline="always")
-def _sum_batch(before, after, place_a, place_b, count):  # type: ignore[no-untyped-def]
-    """What `count` words, at places that `place_a` and `place_b` stand for, do to the two sums as they change."""
+@njit(types.void(_TOTALS, _I64, _TOTALS), nogil=True, cache=True)
+def _sum_batch(batch, count, out):  # type: ignore[no-untyped-def]
+    """Add to out[0:2] what `count` words do to the two sums as they change.
+
+    `batch`, _BATCH items each: the words before, the words after, and what their places stand for in either sum.
+    """
     total_a = _ZERO
     total_b = _ZERO
     for i in range(count):
-        total_a += _mix(after[i] ^ place_a[i], FIRST_A, SECOND_A) - _mix(before[i] ^ place_a[i], FIRST_A, SECOND_A)
-        total_b += _mix(after[i] ^ place_b[i], FIRST_B, SECOND_B) - _mix(before[i] ^ place_b[i], FIRST_B, SECOND_B)
-    return total_a, total_b
+        before, after, a, b = batch[i], batch[_BATCH + i], batch[2 * _BATCH + i], batch[3 * _BATCH + i]
+        total_a += _mix(after ^ a, FIRST_A, SECOND_A) - _mix(before ^ a, FIRST_A, SECOND_A)
+        total_b += _mix(after ^ b, FIRST_B, SECOND_B) - _mix(before ^ b, FIRST_B, SECOND_B)
+    out[0] += total_a
+    out[1] += total_b
 
 
 @njit(_U64(_I64), nogil=True, cache=True, inline="always")
@@ -173,6 +197,49 @@ def _piece_of(byte, piece_bytes, reciprocal):  # type: ignore[no-untyped-def]
 
 
 @njit(
+    _tuple((_I64, _I64))(
+        _READ, _READ, types.uint32[::1], _I64, _I64, _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS, _I64, _I64, _TOTALS
+    ),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def _batch_changes(  # type: ignore[no-untyped-def]
+    old, new, positions, first, end, width, piece_bytes, row0, word0, seed_a, seed_b, batch, held, last, out
+):
+    """As `sum_changes` for positions[first:end]: words wait in `batch`, `held` of them, until they fill it.
+
+    `last`: where the last of them starts, -1 before the first. Returns `held` and `last` as they are afterwards.
+    """
+    reciprocal = _reciprocal(piece_bytes)
+    for at in range(first, end):
+        byte = np.int64(positions[np.uint64(at)]) * width
+        piece = _piece_of(byte, piece_bytes, reciprocal)
+        start = piece * piece_bytes
+        word = (byte - start) >> 3
+        where = start + word * 8
+        if where == last:
+            continue
+        last = where
+        rest = start + piece_bytes - where
+        if rest >= 8:
+            batch[held] = _word(old, where)
+            batch[_BATCH + held] = _word(new, where)
+        else:
+            batch[held] = _short_word(old, where, rest)
+            batch[_BATCH + held] = _short_word(new, where, rest)
+        row = np.uint64(row0 + piece)
+        column = np.uint64(word0 + word)
+        batch[2 * _BATCH + held] = seed_a + row * ROW_A + column * WORD_A
+        batch[3 * _BATCH + held] = seed_b + row * ROW_B + column * WORD_B
+        held += 1
+        if held == _BATCH:
+            _sum_batch(batch, held, out)
+            held = 0
+    return held, last
+
+
+@njit(
     types.void(_READ, _READ, types.uint32[::1], _I64, _I64, _I64, _I64, _U64, _U64, _TOTALS),
     nogil=True,
     cache=True,
@@ -185,44 +252,11 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
     `width` bytes that may differ, counted from the start of the block.  Each word is visited once however many of its
     elements changed.
     """
-    befores = np.empty(_BATCH, np.uint64)
-    afters = np.empty(_BATCH, np.uint64)
-    places_a = np.empty(_BATCH, np.uint64)
-    places_b = np.empty(_BATCH, np.uint64)
-    reciprocal = _reciprocal(piece_bytes)
-    total_a = _ZERO
-    total_b = _ZERO
-    last = np.int64(-1)
-    held = 0
-    for at in range(positions.size):
-        byte = np.int64(positions[at]) * width
-        piece = _piece_of(byte, piece_bytes, reciprocal)
-        start = piece * piece_bytes
-        word = (byte - start) >> 3
-        where = start + word * 8
-        if where == last:
-            continue
-        last = where
-        rest = start + piece_bytes - where
-        if rest >= 8:
-            befores[held] = _word(old, where)
-            afters[held] = _word(new, where)
-        else:
-            befores[held] = _short_word(old, where, rest)
-            afters[held] = _short_word(new, where, rest)
-        row = np.uint64(row0 + piece)
-        column = np.uint64(word0 + word)
-        places_a[held] = seed_a + row * ROW_A + column * WORD_A
-        places_b[held] = seed_b + row * ROW_B + column * WORD_B
-        held += 1
-        if held == _BATCH:
-            more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
-            total_a += more_a
-            total_b += more_b
-            held = 0
-    more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
-    out[0] += total_a + more_a
-    out[1] += total_b + more_b
+    batch = np.empty(4 * _BATCH, np.uint64)
+    held, _ = _batch_changes(
+        old, new, positions, 0, positions.size, width, piece_bytes, row0, word0, seed_a, seed_b, batch, 0, -1, out
+    )
+    _sum_batch(batch, held, out)
 
 
 @njit(
@@ -233,13 +267,8 @@ def sum_changes(old, new, positions, width, piece_bytes, row0, word0, seed_a, se
 )
 def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed_a, seed_b, out):  # type: ignore[no-untyped-def]
     """As `sum_changes`, from the old block's words and the new elements at `positions` alone, packed into words."""
-    befores = np.empty(_BATCH, np.uint64)
-    afters = np.empty(_BATCH, np.uint64)
-    places_a = np.empty(_BATCH, np.uint64)
-    places_b = np.empty(_BATCH, np.uint64)
+    batch = np.empty(4 * _BATCH, np.uint64)
     reciprocal = _reciprocal(piece_bytes)
-    total_a = _ZERO
-    total_b = _ZERO
     block = old.view(np.uint8)
     element_mask = _ONES >> np.uint64(64 - 8 * width)
     count = positions.size
@@ -264,19 +293,15 @@ def sum_elements(old, elements, positions, width, piece_bytes, row0, word0, seed
             byte = np.int64(positions[at]) * width
         row = np.uint64(row0 + piece)
         column = np.uint64(word0 + word)
-        befores[held] = before
-        afters[held] = after
-        places_a[held] = seed_a + row * ROW_A + column * WORD_A
-        places_b[held] = seed_b + row * ROW_B + column * WORD_B
+        batch[held] = before
+        batch[_BATCH + held] = after
+        batch[2 * _BATCH + held] = seed_a + row * ROW_A + column * WORD_A
+        batch[3 * _BATCH + held] = seed_b + row * ROW_B + column * WORD_B
         held += 1
         if held == _BATCH:
-            more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
-            total_a += more_a
-            total_b += more_b
+            _sum_batch(batch, held, out)
             held = 0
-    more_a, more_b = _sum_batch(befores, afters, places_a, places_b, held)
-    out[0] += total_a + more_a
-    out[1] += total_b + more_b
+    _sum_batch(batch, held, out)
 
 
 # --- Patches (docs/format/patch.md) -----------------------------------------------------------------------------------
@@ -318,32 +343,32 @@ def _append_bits(bits, first, count, positions):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit("int64(uint64[::1], uint64[::1], int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
-def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
-    """Positions (ascending) of the elements that differ between two blocks; returns how many.
-
-    `positions` needs room for every element of the block.
-    """
-    count = np.int64(0)
+@njit(
+    "int64(uint64[::1], uint64[::1], int64, int64, int64, int64, uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def _find_in(old: Any, new: Any, width: Any, first: Any, end: Any, count: Any, positions: Any) -> Any:
+    """As `find_changes` for the words first ... end - 1, after `count` positions; `first` is a multiple of 64."""
     per_word = np.int64(8) // width
-    words = np.int64(old.size)
-    whole = words - words % (8 * width)
+    whole = end - (end - first) % (8 * width)
     # One loop per width: 64 elements are compared at once, in as few instructions as the processor has for it.
     if width == 2:
-        for at in range(0, whole, 16):
+        for at in range(first, whole, 16):
             count = _append_bits(_differ_2(old, new, at), at * 4, count, positions)
     elif width == 1:
-        for at in range(0, whole, 8):
+        for at in range(first, whole, 8):
             count = _append_bits(_differ_1(old, new, at), at * 8, count, positions)
     elif width == 4:
-        for at in range(0, whole, 32):
+        for at in range(first, whole, 32):
             count = _append_bits(_differ_4(old, new, at), at * 2, count, positions)
     else:
-        for at in range(0, whole, 64):
+        for at in range(first, whole, 64):
             count = _append_bits(_differ_8(old, new, at), at, count, positions)
     element_bits = np.uint64(8 * width)
     mask = _ONES >> (np.uint64(64) - element_bits)
-    for i in range(whole, words):
+    for i in range(whole, end):
         x = old[i] ^ new[i]
         if x != _ZERO:
             for e in range(per_word):
@@ -351,6 +376,15 @@ def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
                     positions[count] = np.uint32(i * per_word + e)
                     count += 1
     return count
+
+
+@njit("int64(uint64[::1], uint64[::1], int64, uint32[::1])", nogil=True, cache=True, error_model="numpy")
+def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
+    """Positions (ascending) of the elements that differ between two blocks; returns how many.
+
+    `positions` needs room for every element of the block.
+    """
+    return _find_in(old, new, width, 0, old.size, 0, positions)
 
 
 @njit("int64(uint32[::1])", nogil=True, cache=True)
@@ -680,9 +714,11 @@ def hazard_of(level: int, sixteenth: int = 0) -> int:
 
 HAZARD_TABLE = np.array([hazard_of(level) >> 32 for level in range(HAZARDS)], np.uint32)
 NO_EVENT = np.array([(half_power(x) + (1 << 47)) >> 48 for x in range(257)], np.uint64)
+# Each of them above 8 bits that say how much less the next one is; twice, for y up to two bits.
+STEEP = np.array([int(NO_EVENT[i]) << 8 | int(NO_EVENT[i] - NO_EVENT[i + 1]) for i in range(256)] * 2, np.uint32)
 RATES = np.array([131072 // (2 * min(seen, 148) + 3) for seen in range(256)], np.uint64)
 _TILE = np.uint64(TILE)
-_U1, _U8, _U16, _U22 = np.uint64(1), np.uint64(8), np.uint64(16), np.uint64(22)
+_U1, _U5, _U6, _U8, _U14, _U15, _U16, _U22 = (np.uint64(number) for number in (1, 5, 6, 8, 14, 15, 16, 22))
 _LOW_RANGE = np.uint64(1 << 32)
 _HALF = np.uint64(32768)
 _FF = np.uint64(0xFF)
@@ -690,6 +726,7 @@ _FFFF = np.uint64(0xFFFF)
 _LEAST, _MOST = np.uint64(32), np.uint64(65504)
 _SPLIT = np.uint64(3 << 21)
 _PER_EVENT = np.uint64(PER_EVENT)
+_SPLIT_LIMIT = np.uint64(((3 << 21) + 1 << 16) - 1)  # over the scale: the most hazard that is not split
 _LEAST_SCALE, _MOST_SCALE = np.uint64(1 << 8), np.uint64(1 << 24)
 _EXPOSURE_LIMIT, _EVENT_LIMIT = np.uint64(1 << 29), np.uint64(1 << 20)
 _CODES = types.uint32[::1]
@@ -703,11 +740,15 @@ def _no_event(y):  # type: ignore[no-untyped-def]
     whole = y >> _U22
     if whole >= _U16:
         return _U1
-    place = (y >> np.uint64(14)) & _FF
-    above = NO_EVENT[place]
-    below = NO_EVENT[place + _U1]
-    p = (above - (((above - below) * ((y >> np.uint64(6)) & _FF)) >> _U8)) >> whole
-    return min(max(p, _U1), _FFFF)
+    steep = np.uint64(STEEP[(y >> _U14) & _FF])
+    return min(max(((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> whole, _U1), _FFFF)
+
+
+@njit("uint64(uint64)", nogil=True, cache=True, inline="always")
+def _likely_no_event(y):  # type: ignore[no-untyped-def]
+    """As `_no_event`, for y below two bits."""
+    steep = np.uint64(STEEP[y >> _U14])
+    return min(((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> (y >> _U22), _FFFF)
 
 
 @njit(_STATE3(_U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
@@ -721,25 +762,17 @@ def _put(low, at, out, start, size):  # type: ignore[no-untyped-def]
             if out[back] != np.uint32(0):
                 break
             back -= _U1
-    if size < _LOW_RANGE:
-        out[at] = np.uint32(moved >> _S32)
-        return moved << _S32, size << _S32, at + _U1
-    return moved, size, at
+    # Whether a word is complete is as good as random: it is always written, and counts when it is.
+    out[at] = np.uint32(moved >> _S32)
+    full = np.uint64(size < _LOW_RANGE)
+    shift = full << _U5
+    return moved << shift, size << shift, at + full
 
 
 @njit(_STATE3(_U64, _U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
 def _put_bit(low, span, at, out, bit, p):  # type: ignore[no-untyped-def]
     """Encode a bit that is 0 with probability p / 65536."""
     zero = (span >> _U16) * p
-    if bit == _ZERO:
-        return _put(low, at, out, _ZERO, zero)
-    return _put(low, at, out, zero, span - zero)
-
-
-@njit(_STATE3(_U64, _U64, _U64, _CODES, _U64), nogil=True, cache=True, inline="always")
-def _put_sign(low, span, at, out, bit):  # type: ignore[no-untyped-def]
-    """Encode an even bit; without a branch on it, since no processor guesses signs."""
-    zero = (span >> _U16) * _HALF
     chosen = _ZERO - bit
     return _put(low, at, out, zero & chosen, zero ^ ((zero ^ (span - zero)) & chosen))
 
@@ -1111,6 +1144,8 @@ def _tile_hazards(old, first, elements, width, shift, mask, hazards, window, low
         done = elements // CHUNK & ~np.int64(3)
         for i in range(0, done, 4):
             at = start + i * 16
+            for line in range(8):
+                _prefetch(old, at + TILE * 16 + line * 8)
             if _four_sums(old, at, window, shift, base, outside, out, i):
                 chunk_hazards(old[at : at + 64], 4 * CHUNK, width, shift, mask, hazards, out[i : i + 4])
                 for k in range(4):
@@ -1133,56 +1168,77 @@ def _slow_ends(old, start, end, width, shift, mask, hazards, ends):  # type: ign
         ends[j + 1] = np.uint32(_BEYOND)
 
 
+# So many words of two blocks are compared, and looked at again where they differ, while they are in the nearest cache.
+_COMPARED = 2048
+
+
 @njit(
-    _I64(
-        types.uint64[::1],
-        types.uint64[::1],
-        types.uint32[::1],
-        _I64,
-        _I64,
-        _U64,
-        _U64,
-        _I64,
-        _I64,
-        types.int64[:, ::1],
-        types.uint8[::1],
-    ),
+    "int64(uint64[::1], uint64[::1], int64, int64, int64, int64, int64, int64, uint64, uint64, uint64, uint64, int64,"
+    " int64, uint32[::1], uint8[::1], int64[:, ::1], uint64[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def note_changes(old, new, positions, elements, width, shift, mask, every, r, counts, kept):  # type: ignore[no-untyped-def]
-    """What a block's changes at `positions` need until they are coded; returns the bits of their Rice codes with `r`.
+def compare(
+    old: Any, new: Any, width: Any, elements: Any, piece_bytes: Any, row0: Any, word0: Any, found: Any, seed_a: Any,
+    seed_b: Any, shift: Any, mask: Any, every: Any, limit: Any, positions: Any, kept: Any, counts: Any, out: Any,
+) -> Any:  # fmt: skip
+    """All that an encoder asks about two blocks in one pass; returns how many of their `elements` differ, c.
 
-    Adds to counts[0] the classes of the block's elements, and to counts[1] those of the changed ones; only one chunk in
-    `every` is looked at, and each of its elements counts `every` times. `kept` takes the new elements.
+    `positions`: as `find_changes` fills them; where `found` is not negative, that many are given. If c is above
+    `limit` nothing more is promised. Else out[0:2] grows as `sum_changes` says, and, where `every` is not 0, `kept` (of
+    room for `limit` elements) takes the new elements, counts[0] the classes of the block's elements, and counts[1]
+    those of the changed ones; only one chunk in `every` is looked at, and each of its elements counts `every` times.
     """
+    batch = np.empty(4 * _BATCH, np.uint64)
     # Neighbours often have one class: four tables, so that no count waits for the one before it.
     tables = np.zeros((4, 256), np.int64)
+    old_bytes, new_bytes = old.view(np.uint8), new.view(np.uint8)
+    held, last = np.int64(0), np.int64(-1)
+    count, noted = np.int64(0), np.int64(0)
     whole = elements - elements % CHUNK
-    for start in range(0, whole, CHUNK * every):
-        for j in range(start, start + CHUNK, 4):
-            for k in range(4):
-                tables[k, (_element(old, j + k, width) >> shift) & mask] += 1
-    if whole < elements and (whole // CHUNK) % every == 0:
-        for j in range(whole, elements):
-            tables[0, (_element(old, j, width) >> shift) & mask] += 1
-    for c in range(256):
-        counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every
-    previous = np.int64(-1)
-    bits = np.int64(0)
-    for i in range(positions.size):
-        p = np.int64(positions[i])
-        bits += ((p - previous - 1) >> r) + 1 + r
-        previous = p
-        counts[1, (_element(old, p, width) >> shift) & mask] += 1
-        after = _element(new, p, width)
-        if width == 2:
-            _put_half(kept, i, after)
+    sample = np.int64(0)
+    words = np.int64(old.size)
+    for first in range(0, words, _COMPARED):
+        end: Any = min(words, first + _COMPARED)
+        if found < 0:
+            count = _find_in(old, new, width, first, end, count, positions)
         else:
-            for b in range(width):
-                kept[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
-    return bits
+            while count < found and np.int64(positions[np.uint64(count)]) * width < end * 8:
+                count += 1
+        if count > limit:
+            continue
+        held, last = _batch_changes(
+            old_bytes, new_bytes, positions, noted, count, width, piece_bytes, row0, word0, seed_a, seed_b, batch, held,
+            last, out,
+        )  # fmt: skip
+        if every == 0:
+            noted = count
+            continue
+        for i in range(noted, count):
+            p = np.int64(positions[np.uint64(i)])
+            counts[1, (_element(old, p, width) >> shift) & mask] += 1
+            after = _element(new, p, width)
+            if width == 2:
+                _put_half(kept, i, after)
+            else:
+                for b in range(width):
+                    kept[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
+        noted = count
+        while sample < whole and (sample + CHUNK) * width <= end * 8:
+            for j in range(sample, sample + CHUNK, 4):
+                for k in range(4):
+                    tables[k, (_element(old, j + k, width) >> shift) & mask] += 1
+            sample += CHUNK * every
+    if count <= limit:
+        _sum_batch(batch, held, out)
+        if every != 0:
+            if whole < elements and (whole // CHUNK) % every == 0:
+                for j in range(whole, elements):
+                    tables[0, (_element(old, j, width) >> shift) & mask] += 1
+            for c in range(256):
+                counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every
+    return count
 
 
 @njit("void(uint64[::1])", nogil=True, cache=True)
@@ -1207,6 +1263,23 @@ def _rescaled(events, exposure, scale, due):  # type: ignore[no-untyped-def]
             grown = exposure + events * _PER_EVENT
         due = grown + (grown >> np.uint64(5))
     return events, exposure, scale, due
+
+
+@njit(_PAIR(_CODES, _U64, _U64, _U64, _U64, _U64), nogil=True, cache=True, inline="always")
+def _first_part(ends, here, length, passed, hazard, most):  # type: ignore[no-untyped-def]
+    """The first `length` elements from `here` on, halved until their hazard is at most `most` or one is left.
+
+    Returns how many are left and their hazard. All halves are looked at, since no processor guesses how many it takes.
+    """
+    if hazard <= most:
+        return length, hazard
+    halvings = np.uint64(length > _U1)
+    for k in range(1, 6):
+        half = length >> np.uint64(k)
+        large = np.uint64(ends[here + half]) - passed - half > most
+        halvings += np.uint64(large) & np.uint64(half > _U1)
+    length = length >> halvings
+    return length, np.uint64(ends[here + length]) - passed - length
 
 
 @njit(
@@ -1256,7 +1329,7 @@ def encode_contextual(
             y = (part * scale) >> _U16
             if y > _SPLIT:
                 break
-            span = (span >> _U16) * _no_event(y)
+            span = (span >> _U16) * _likely_no_event(y)
             if span < _LOW_RANGE:
                 out[at] = np.uint32(low >> _S32)
                 low, span, at = low << _S32, span << _S32, at + _U1
@@ -1277,33 +1350,31 @@ def encode_contextual(
             _chunk_ends(old, start * width >> 3, window, shift, ends)
         else:
             _slow_ends(old, start, end, width, shift, mask, hazards, ends)
+        most = _SPLIT_LIMIT // scale
         j = start
         passed = _ZERO  # where the interval of element j starts
         while j < end and done < count:
             if at >= room:
                 return np.int64(CONTEXTUAL_FULL)
             position = np.int64(positions[np.uint64(done)])
-            e, part = end, hazard
-            y = (part * scale) >> _U16
-            while y > _SPLIT and e - j > 1:
-                e = j + ((e - j) >> 1)
-                part = np.uint64(ends[np.uint64(e - start)]) - passed - np.uint64(e - j)
-                y = (part * scale) >> _U16
+            length, part = _first_part(ends, np.uint64(j - start), np.uint64(end - j), passed, hazard, most)
+            e = j + np.int64(length)
+            none = _no_event((part * scale) >> _U16)
             if position >= e:
-                low, span, at = _put_bit(low, span, at, out, _ZERO, _no_event(y))
+                low, span, at = _put_bit(low, span, at, out, _ZERO, none)
                 exposure += part
                 hazard -= part
                 j = e
                 passed = np.uint64(ends[np.uint64(j - start)])
                 continue
-            low, span, at = _put_bit(low, span, at, out, _U1, _no_event(y))
+            low, span, at = _put_bit(low, span, at, out, _U1, none)
             first = np.uint64(ends[np.uint64(position - start)]) - passed
             before = first - np.uint64(position - j)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
             own = np.uint64(hazards[kind])
-            if e - j > 1:
-                unit = span // (part + np.uint64(e - j))
+            if length > _U1:
+                unit = span // (part + length)
                 low, span, at = _put(low, at, out, unit * first, unit * (own + _U1))
             exposure += before + (own >> _U1)
             events += _U1
@@ -1315,7 +1386,7 @@ def encode_contextual(
             step = (after - rank) & element_mask
             sign = step >> top
             step = ((step ^ (_ZERO - sign)) + sign) & element_mask
-            low, span, at = _put_sign(low, span, at, out, sign)
+            low, span, at = _put_bit(low, span, at, out, sign, _HALF)
             row = kind * np.uint64(CONTEXTS)
             if step == _U1:
                 # Nine in ten steps: the number 0, without the call.
@@ -1372,7 +1443,7 @@ def decode_contextual(
             y = (part * scale) >> _U16
             if y > _SPLIT:
                 break
-            zero = (span >> _U16) * _no_event(y)
+            zero = (span >> _U16) * _likely_no_event(y)
             if code >= zero:
                 break
             span = zero
@@ -1399,16 +1470,13 @@ def decode_contextual(
             _chunk_ends(old, start * width >> 3, window, shift, ends)
         else:
             _slow_ends(old, start, end, width, shift, mask, hazards, ends)
+        most = _SPLIT_LIMIT // scale
         j = start
         passed = _ZERO  # where the interval of element j starts
         while j < end and done < count:
-            e, part = end, hazard
-            y = (part * scale) >> _U16
-            while y > _SPLIT and e - j > 1:
-                e = j + ((e - j) >> 1)
-                part = np.uint64(ends[np.uint64(e - start)]) - passed - np.uint64(e - j)
-                y = (part * scale) >> _U16
-            code, span, at, bit = _take_bit(code, span, at, data, _no_event(y))
+            length, part = _first_part(ends, np.uint64(j - start), np.uint64(end - j), passed, hazard, most)
+            e = j + np.int64(length)
+            code, span, at, bit = _take_bit(code, span, at, data, _no_event((part * scale) >> _U16))
             if bit == _ZERO:
                 exposure += part
                 hazard -= part
@@ -1416,17 +1484,17 @@ def decode_contextual(
                 passed = np.uint64(ends[np.uint64(j - start)])
                 continue
             position, before, unit = j, _ZERO, _U1
-            if e - j > 1:
-                unit = span // (part + np.uint64(e - j))
+            if length > _U1:
+                unit = span // (part + length)
                 place = code // unit
-                if place >= part + np.uint64(e - j):
+                if place >= part + length:
                     return np.int64(CONTEXTUAL_DAMAGED)
                 position = start + _passed(ends, passed + place)
                 before = np.uint64(ends[np.uint64(position - start)]) - passed - np.uint64(position - j)
             u = _element(old, position, width)
             kind = (u >> shift) & mask
             own = np.uint64(hazards[kind])
-            if e - j > 1:
+            if length > _U1:
                 code -= unit * (before + np.uint64(position - j))
                 span = unit * (own + _U1)
                 if span < _LOW_RANGE:

@@ -13,7 +13,8 @@ from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes
 from mailboat.digest import seeds
 from mailboat.errors import PatchError
-from mailboat.patch.format import DENSE, POSITIONAL, SAME, XOR, rice_parameter
+from mailboat.patch.classes import Classes, Counts
+from mailboat.patch.format import CONTEXTUAL_SHARE, DENSE, POSITIONAL, SAME, XOR, rice_parameter
 from mailboat.patch.scratch import Scratch, Words
 from mailboat.patch.streams import compressed_size, estimate
 
@@ -22,6 +23,9 @@ Sums = npt.NDArray[np.uint64]
 Seeds = tuple[np.uint64, np.uint64]
 Measure = Callable[[Bytes, str], int]
 _NOTHING = np.empty(0, np.uint8)
+_NOWHERE = np.uint64(0), np.uint64(0)
+# About so many elements of a block have their classes counted: a profile needs no more.
+_COUNTED = 1 << 14
 # Below one change in 16 elements, positions always win; above, sizes are compared.
 DENSE_FROM = 16
 # Where 15 in 16 elements changed, and 15 in 16 of the first changes are no steps, positions are not even tried.
@@ -67,6 +71,50 @@ class BlockCode:
     values: Bytes
     literals: Bytes
     dense: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How two blocks differ: where, what that does to the sums, and, where the changes are few enough to be contextual,
+    the new elements and how many elements and changed elements each class has. Arrays, except the counts, are views of
+    the scratch.
+    """
+
+    positions: Positions
+    delta: Sums
+    few: bool
+    elements: Bytes
+    counts: Counts
+
+
+def compare(
+    scratch: Scratch, old: Words, new: Words, known: Positions | None, *, elements: int, width: int,
+    piece: tuple[int, int, int], seed: Seeds, classes: Classes | None,
+) -> Found:  # fmt: skip
+    """Compare two blocks of `elements`, whose differences may be `known`; `piece` as from `Geometry.piece`. Without
+    `classes` nothing is contextual.
+    """
+    limit = elements // CONTEXTUAL_SHARE
+    positions = scratch.positions(old.size * 8 // width)
+    kept = scratch.bytes("kept", limit * width)
+    counts, delta = np.zeros((2, 256), np.int64), np.zeros(2, np.uint64)
+    found = -1
+    if known is not None:
+        found = known.size
+        positions[:found] = known
+    elif not scratch.on_cpu:
+        found = scratch.kernels.find_changes(old, new, width, positions)
+    every = 0 if classes is None else max(1, elements // _COUNTED)
+    place = _NOWHERE if classes is None else classes.place
+    count = scratch.kernels.compare(
+        old, new, width, elements, *piece, found, *seed, *place, every, limit, positions, kept, counts, delta
+    )
+    positions = positions[:count]
+    if count > limit:
+        before, after = old.view(np.uint8)[: elements * width], new.view(np.uint8)[: elements * width]
+        delta = sum_change(scratch, before, after, positions, width=width, piece=piece, seed=seed)
+    few = 0 < count <= limit and classes is not None
+    return Found(positions, delta, few, kept[: count * width], counts)
 
 
 def changes(scratch: Scratch, old: Words, new: Words, width: int) -> Positions:

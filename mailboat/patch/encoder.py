@@ -19,18 +19,16 @@ import numpy as np
 
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
-from mailboat.patch.blocks import Encoded, Positions, is_regular
+from mailboat.patch.blocks import Encoded, is_regular
 from mailboat.patch.classes import classes_of
-from mailboat.patch.format import CONTEXTUAL, CONTEXTUAL_SHARE, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
+from mailboat.patch.format import CONTEXTUAL, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
 from mailboat.patch.known import KnownChanges, laid_over
-from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
+from mailboat.patch.scratch import Scratch, in_order, slots_for, source_words, workers
 from mailboat.patch.streams import ChunkWriter
 from mailboat.patch.table import STREAMS, Table, table_of
 
 EncodeFor = Literal["size", "speed"]
-# About so many elements of a block have their classes counted: a profile needs no more.
-_COUNTED = 1 << 14
 _GROUPS_PER_THREAD = 2
 _NO_STREAMS = frozenset({SAME, CONTEXTUAL})
 
@@ -158,47 +156,41 @@ class Encoder:
                 before += geometry.elements * geometry.width
 
     def _compare(self, scratch: Scratch, job: Job) -> Scanned:
-        geometry = self.geometries[job.index]
+        tensor, geometry, seed = self._tensors[job.index], self.geometries[job.index], self._seeds[job.index]
         width = geometry.width
         span = job.first * width, (job.first + job.elements) * width
         old, old_bytes = source_words(scratch, "old", self._base, job.index, span)
         known = None if self._known is None else self._known.changed(job.index, job.first, job.elements)
         if known is None:
             new, new_bytes = source_words(scratch, "new", self._target, job.index, span)
-            positions = blocks.changes(scratch, old, new, width)
+            positions = None
         else:
             new, new_bytes, positions = laid_over(scratch, old, old_bytes, known, width)
+        piece = geometry.piece(job.first, job.elements)
+        classes = classes_of(tensor.dtype) if self._for_size and job.carried else None
+        found = blocks.compare(
+            scratch, old, new, positions, elements=job.elements, width=width, piece=piece, seed=seed, classes=classes
+        )
         base_sums = np.zeros(2, np.uint64)
-        piece, seed = geometry.piece(job.first, job.elements), self._seeds[job.index]
         if self._with_base_sums:
             scratch.kernels.sum_rows(old_bytes, *piece, *seed, base_sums)
-        delta = blocks.sum_change(scratch, old_bytes, new_bytes, positions, width=width, piece=piece, seed=seed)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
-        elif self._for_size and self._may_be_contextual(scratch, job, positions):
-            encoded = self._changes(scratch, job, old, new, positions)
+        elif found.few and not is_regular(scratch, found.positions):
+            encoded = self._changes(scratch, job, found)
         else:
-            order = order_of(self._tensors[job.index].dtype)
-            encoded = blocks.encode(scratch, old, new, positions, elements=job.elements, width=width, order=order)
-        return Scanned(job, old_bytes, new_bytes, positions.size, base_sums, delta, encoded)
+            order = order_of(tensor.dtype)
+            encoded = blocks.encode(scratch, old, new, found.positions, elements=job.elements, width=width, order=order)
+        return Scanned(job, old_bytes, new_bytes, found.positions.size, base_sums, found.delta, encoded)
 
     @staticmethod
-    def _may_be_contextual(scratch: Scratch, job: Job, positions: Positions) -> bool:
-        few = 0 < positions.size <= job.elements // CONTEXTUAL_SHARE
-        return few and not is_regular(scratch, positions)
-
-    def _changes(self, scratch: Scratch, job: Job, old: Words, new: Words, positions: Positions) -> Changes:
+    def _changes(scratch: Scratch, job: Job, found: blocks.Found) -> Changes:
         """What a block keeps until its group is coded."""
-        tensor = self._tensors[job.index]
-        classes, width = classes_of(tensor.dtype), self.geometries[job.index].width
-        counts = np.zeros((2, 256), np.int64)
-        every = max(1, job.elements // _COUNTED)
-        elements = np.zeros(-(-positions.size * width // 8), np.uint64)
-        bits = scratch.kernels.note_changes(
-            old, new, positions, job.elements, width, *classes.place, every,
-            rice_parameter(job.elements, positions.size), counts, elements.view(np.uint8),
-        )  # fmt: skip
-        return Changes(job.index, job.first, job.elements, positions.copy(), elements, counts, -(-int(bits) // 8))
+        positions = found.positions.copy()
+        elements = np.zeros(-(-found.elements.size // 8), np.uint64)
+        elements.view(np.uint8)[: found.elements.size] = found.elements
+        bits = scratch.kernels.rice_bits(positions, rice_parameter(job.elements, positions.size))
+        return Changes(job.index, job.first, job.elements, positions, elements, found.counts, -(-int(bits) // 8))
 
     # -- the streams, in order
 

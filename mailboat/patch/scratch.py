@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ class Scratch:
 
     def __init__(self) -> None:
         self.kernels = kernels()
+        # There one pass over two blocks answers all that is asked about them; a device only finds the changes.
+        self.on_cpu = isinstance(self.kernels, ModuleType)
         self._held: dict[str, Words] = {}
 
     def words(self, name: str, nbytes: int) -> tuple[Words, Bytes]:
