@@ -160,6 +160,8 @@ class ContractEngine:
         self.seen: list[dict[str, Any]] = []
         self.cache: dict[tuple[str, str], int] = {}
         self.paused = False
+        self.asleep = 0  # the level
+        self.broken = False  # touched while asleep
         self._aborting = 0
         self._numbers = iter(range(1 << 30))
         self.released = threading.Event()
@@ -282,7 +284,7 @@ class ContractEngine:
             raw = await request.body()
             body = json.loads(raw) if raw else {}
             name = body.get("method") or path
-            if path not in {"/health", "/weight_info", "/model_info"}:
+            if path not in {"/health", "/weight_info", "/model_info", "/is_sleeping"}:
                 self.calls.append(name)
             fault = self.faults.get(name) or self.faults.get(path)
             if fault == "500":
@@ -309,11 +311,14 @@ class ContractEngine:
             return {"status": "paused"}
 
         def resume(_request: Request, _body: dict[str, Any]) -> Any:
-            self.paused = False
+            self.paused, self.broken = False, self.broken or bool(self.asleep)
             return {"status": "resumed"}
 
         def rpc(_request: Request, body: dict[str, Any]) -> Any:
             method = body["method"]
+            if self.asleep and method in {"reload_weights", "mailboat_write", "mailboat_repack", "mailboat_sums"}:
+                self.broken = True
+                return Response("segmentation fault", 500)
             if method.startswith("mailboat_") and not self.extension:
                 return Response("Internal Server Error", 500)
             results = [
@@ -325,6 +330,17 @@ class ContractEngine:
                 if method == "mailboat_write":
                     results[0]["sums"][0][1] = "12345"
             return {"results": results}
+
+        def sleep(request: Request, _body: dict[str, Any]) -> Any:
+            self.asleep, self.paused = int(request.query_params.get("level", "1")), True
+            if self.asleep == 2:  # the weights are discarded
+                for parameter in (one for worker in self.workers for one in worker.model_runner.model.parameters()):
+                    parameter.zero_()
+            return {}
+
+        def wake(_request: Request, _body: dict[str, Any]) -> Any:
+            self.asleep, self.paused = 0, False
+            return {}
 
         def reset(_request: Request, _body: dict[str, Any]) -> Any:
             if self.resident:
@@ -341,6 +357,9 @@ class ContractEngine:
             "/pause": pause,
             "/resume": resume,
             "/is_paused": lambda *_: {"is_paused": self.paused},
+            "/sleep": sleep,
+            "/wake_up": wake,
+            "/is_sleeping": lambda *_: {"is_sleeping": bool(self.asleep)},
             "/collective_rpc": rpc,
             "/reset_prefix_cache": reset,
             "/update_weight_version": relabel,

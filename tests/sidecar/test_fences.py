@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from mailboat.island.engines import control, vllm
 from mailboat.island.engines.engine import EngineError
@@ -132,6 +133,35 @@ def test_a39_an_engine_that_starts_anew_gets_no_traffic_before_its_weights(tmp_p
         engine.faults.clear()
         eventually(lambda: running.get("/health")[0] == 200)
         assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("extension", [True, False])
+def test_an_engine_that_sleeps_is_left_alone_until_it_is_woken(level: int, extension: bool, tmp_path: Path) -> None:
+    engine = ContractEngine("vllm", extension=extension)
+    with station([engine], tmp_path) as running:
+        running.step()
+        urllib3.request("POST", f"{engine.url}/sleep?level={level}")
+        with pytest.raises(CommitDeferred, match="sleeps"):
+            running.step()
+        running.sidecar.engine.audit(running.image)  # type: ignore[arg-type]
+        assert running.complete()[0] == 503 and "sleeps" in json.loads(running.get("/health")[1])["reason"]
+        assert not engine.broken, "neither written nor set to work"
+        urllib3.request("POST", f"{engine.url}/wake_up")
+        eventually(lambda: running.get("/health")[0] == 200)
+        assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
+        running.commit(*running.retry)
+        assert running.complete()[1]["choices"][0]["text"] == "2 2 2 2 "
+
+
+def test_a_sleeping_engine_is_found_by_the_watchdog(tmp_path: Path) -> None:
+    asleep, awake = ContractEngine("vllm"), ContractEngine("vllm")
+    with station([asleep, awake], tmp_path) as running:
+        urllib3.request("POST", f"{asleep.url}/sleep?level=1")
+        eventually(lambda: any("sleeps" in line for line in running.lines))
+        running.step()
+        assert {running.complete()[1]["choices"][0]["text"] for _ in range(4)} == {"1 1 1 1 "}
+        assert not asleep.broken and asleep.version == 0
 
 
 def test_a40_before_the_first_catch_up_it_lives_and_says_why(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ class EngineUnreachable(EngineError):  # noqa: N818 - as the library's other err
         super().__init__(sentence)
 
 
+class EngineAsleep(EngineUnreachable):
+    """An engine gave its memory away for a while; its weights may not be touched before it is woken."""
+
+    code = "engine_asleep"
+
+
 class EngineRefused(EngineError):  # noqa: N818 - named for what happened
     """An engine answered that it won't, before it touched anything."""
 

@@ -16,7 +16,14 @@ from mailboat.digest import Sums
 from mailboat.errors import InventoryMismatch
 from mailboat.image import Image, Overlay
 from mailboat.island.engines.control import LEASE, Control, NoSuchRoute
-from mailboat.island.engines.engine import EngineError, EngineRefused, EngineUnreachable, Look, Staged
+from mailboat.island.engines.engine import (
+    EngineAsleep,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    Look,
+    Staged,
+)
 from mailboat.island.engines.staging import StagingFolder
 
 
@@ -42,8 +49,9 @@ class VllmServer:
         self._control.close()
 
     def look(self) -> Look:
-        """`/health`, then `/weight_info` where the build has it."""
+        """`/health`, whether it sleeps, then `/weight_info` where the build has it."""
         self._control.get("/health")
+        self._require_awake(seconds=1.0, sure=False)
         try:
             info = self._control.get("/weight_info")
         except NoSuchRoute:
@@ -90,6 +98,7 @@ class VllmServer:
 
     def live_sums(self, image: Image) -> Sums | None:
         """The sums of live memory by the extension; None without it, or when it can't map this inventory."""
+        self._require_awake(seconds=60.0)
         known = self._opened is not None
         if not self._open(image):
             return None
@@ -136,8 +145,26 @@ class VllmServer:
     # -- both ways
 
     def pause(self, *, resident: bool) -> None:  # noqa: ARG002
-        """`mode=keep` always: the default would abort every request."""
+        """`mode=keep` always: the default would abort every request. An engine that sleeps is left alone: a write would
+        be its end.
+        """
+        self._require_awake(seconds=60.0)
         self._control.post("/pause", query={"mode": "keep"}, seconds=60)
+
+    def _require_awake(self, *, seconds: float, sure: bool = True) -> None:
+        """Raises EngineAsleep after `/sleep`; builds without it never sleep. Not ``sure``: an engine whose core does
+        not answer in time, as in the middle of a long step, counts as awake.
+        """
+        try:
+            answer = self._control.get("/is_sleeping", seconds=seconds)
+        except NoSuchRoute:
+            return
+        except EngineError:
+            if sure:
+                raise
+            return
+        if isinstance(answer, dict) and answer.get("is_sleeping") is True:
+            raise EngineAsleep(f"The engine at {self.url} sleeps; wake it up (POST /wake_up).")
 
     def reload(self, image: Image) -> None:
         """Way A: every worker reads the image's folder; afterwards its parameters may lie elsewhere."""

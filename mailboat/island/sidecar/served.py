@@ -23,7 +23,7 @@ import numpy as np
 from mailboat.digest import State, Sums
 from mailboat.errors import DigestMismatch, MailboatError, listed
 from mailboat.image import Image, Overlay
-from mailboat.island.engines.engine import EngineError, EngineUnreachable, Server, Staged
+from mailboat.island.engines.engine import EngineAsleep, EngineError, EngineUnreachable, Server, Staged
 from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.gate import CommitDeferred, ThreadDoor
 from mailboat.island.sidecar.metrics import Metrics
@@ -216,6 +216,10 @@ class Served:
                 failed.append((berth, error))
         refused = []
         for berth, error in failed:
+            if isinstance(error, EngineAsleep):  # nothing was asked of it, and a resume would set it to work asleep
+                self._close(berth, str(error))
+                lease.discard(berth)
+                continue
             # Whether it stands still is not known: it goes on, or it is fenced.
             if self._each([berth], lambda berth: berth.server.resume(), f"neither paused ({error}) nor went on"):
                 lease.discard(berth)
@@ -275,7 +279,8 @@ class Served:
             if error is None:
                 good.append(berth)
             elif what:
-                self._close(berth, f"The engine at {berth.server.url} {what}: {error}")
+                asleep = isinstance(error, EngineAsleep)  # which says all there is to say
+                self._close(berth, str(error) if asleep else f"The engine at {berth.server.url} {what}: {error}")
         return good
 
     def _run(
