@@ -1,5 +1,9 @@
 """Runs everything: versions under load by way A and way B, a backlog, a kill in a commit, and fresh starts to compare.
 
+Before each commit the engine answers the very prompts that are compared afterwards, so that its prefix cache holds
+their keys by older weights. What it answers at rest after the last version, and again after it was killed and came
+back, must equal what a vLLM answers that was started on those bytes: tokens and logprobs, bit for bit.
+
 The last line is JSON: versions, identical, lost, misstamped, pause_way_a_s, pause_way_b_s.
 """
 
@@ -12,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +36,40 @@ def say(line: str) -> None:
     print(f"engines: {line}", file=sys.stderr, flush=True)
 
 
-def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Answers:
+    """What an engine answered while it held the bytes of a folder."""
+
+    digest: str
+    folder: Path
+    said: list[Any]
+
+    @classmethod
+    def ask(cls, url: str, rig: Rig, folder: Path) -> Answers:
+        """Asks, and keeps the bytes."""
+        said = greedy(url)
+        shutil.copytree(rig.image.folder, folder)
+        return cls(rig.image.digest, folder, said)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What came of one way. ``cached``: prompt tokens that the engine took from its prefix cache."""
+
+    pause: float
+    load: Load
+    at_rest: Answers
+    after_kill: Answers
+    cached: float
+    fenced: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether the kill was fenced, and the prefix cache was used at all, so that it could have leaked."""
+        return self.fenced and self.cached > 0
+
+
+def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) -> Way:
     """One way through all versions; the engine is killed in the last commit and starts again."""
     rig, log = Rig(checkpoint, work / name), work / f"vllm-{name}.log"
     lines: list[str] = []
@@ -49,36 +87,45 @@ def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) ->
         with Load(sidecar.url, rig) as load:
             load.wait(2)
             for _ in range(versions):
+                greedy(sidecar.url)
                 rig.step(sidecar)
                 pauses.append(sidecar._metrics.last_pause)
                 say(f"way {name}: version {rig.number}, paused {pauses[-1]:.3f} s, {load.finished} streams ended")
                 sidecar.engine.audit(rig.image)
                 load.wait(2)
         backlog(load, lambda: rig.step(sidecar))
-        at_rest = greedy(sidecar.url)
-        killed = kill_in_commit(engine, rig, sidecar)
+        at_rest = Answers.ask(sidecar.url, rig, work / name / "at-rest")
+        greedy(sidecar.url)  # once more: now the prompts are in the cache by these weights
+        cached = engine.cached_tokens()
+        fenced = kill_in_commit(engine, rig, sidecar)
         engine = Vllm(python, served, log, extension=name == "b", port=engine.port)
         engine.wait()
         wait_for_health(sidecar, rig)
-        after_kill = greedy(sidecar.url)
-        say(f"way {name}: {len(load.problems)} problems {load.problems[:2]}")
+        after_kill = Answers.ask(sidecar.url, rig, work / name / "after-kill")
+        say(f"way {name}: {len(load.problems)} problems {load.problems[:2]}, {cached:.0f} prompt tokens from its cache")
     finally:
         engine.kill()
         if sidecar is not None:
             sidecar.close()
-    fresh = Vllm(python, rig.image.folder, log, extension=False)
-    try:
-        fresh.wait()
-        expected = greedy(fresh.url)
-    finally:
-        fresh.kill()
-    identical = {"after_kill": after_kill == expected, "killed_was_fenced": killed}
-    if not identical["after_kill"]:
-        say(f"way {name}: expected {expected}, found {after_kill}")
-    return {
-        "pause_s": round(median(pauses), 4), "lost": load.lost, "misstamped": load.misstamped, "identical": identical,
-        "at_rest": at_rest, "log": lines, "rig": rig,
-    }  # fmt: skip
+    rig.image.close()
+    return Way(median(pauses), load, at_rest, after_kill, cached, fenced)
+
+
+def equal_fresh_starts(python: Path, work: Path, found: list[Answers]) -> bool:
+    """Whether all answers are those of a vLLM that was started on the same bytes: one start for each version."""
+    equal, expected = True, dict[str, list[Any]]()
+    for answers in found:
+        if answers.digest not in expected:
+            fresh = Vllm(python, answers.folder, work / "vllm-fresh.log", extension=False)
+            try:
+                fresh.wait()
+                expected[answers.digest] = greedy(fresh.url)
+            finally:
+                fresh.kill()
+        if answers.said != expected[answers.digest]:
+            say(f"{answers.folder.name}: expected {expected[answers.digest]}, found {answers.said}")
+            equal = False
+    return equal
 
 
 def backlog(load: Load, step: Any) -> None:
@@ -130,24 +177,27 @@ def main() -> int:
     HOME.mkdir(parents=True, exist_ok=True)
     python = environment(HOME)
     checkpoint = model(HOME, python)
-    with tempfile.TemporaryDirectory(dir=HOME) as folder:
-        found = {name: way(name, python, checkpoint, Path(folder), options.versions) for name in options.ways}
-    identical = all(all(result["identical"].values()) for result in found.values())
-    if len(found) == 2:  # the same versions by both ways, before the kill
-        identical = identical and found["a"]["at_rest"] == found["b"]["at_rest"]
+    with tempfile.TemporaryDirectory(dir=HOME) as name:
+        work = Path(name)
+        ways = {name: way(name, python, checkpoint, work, options.versions) for name in options.ways}
+        found = list(ways.values())
+        rested, woken = [one.at_rest for one in found], [one.after_kill for one in found]
+        equal = equal_fresh_starts(python, work, rested + woken)
+    if len({answers.digest for answers in rested}) > 1:
+        say("the ways do not hold the same bytes at rest")
+        equal = False
     figures = {
         "versions": options.versions,
-        "identical": identical,
-        "lost": sum(result["lost"] for result in found.values()),
-        "misstamped": sum(result["misstamped"] for result in found.values()),
-        "pause_way_a_s": found["a"]["pause_s"] if "a" in found else None,
-        "pause_way_b_s": found["b"]["pause_s"] if "b" in found else None,
+        "identical": equal and all(one.sound for one in found),
+        "lost": sum(one.load.lost for one in found),
+        "misstamped": sum(one.load.misstamped for one in found),
+        "pause_way_a_s": round(ways["a"].pause, 4) if "a" in ways else None,
+        "pause_way_b_s": round(ways["b"].pause, 4) if "b" in ways else None,
     }
     if not options.json:
-        for name, result in found.items():
-            say(f"way {name}: {result['identical']}")
+        say(f"as freshly started: {equal}; fenced and cached: {[one.sound for one in found]}")
     print(json.dumps(figures))
-    return 0 if identical and not figures["lost"] and not figures["misstamped"] else 1
+    return 0 if figures["identical"] and not figures["lost"] and not figures["misstamped"] else 1
 
 
 if __name__ == "__main__":

@@ -51,6 +51,14 @@ class Vllm:
             time.sleep(0.5)
         raise RuntimeError(f"vLLM did not start; see {self._log}")
 
+    def cached_tokens(self) -> float:
+        """Prompt tokens that came from the prefix cache, as its metrics say."""
+        text = urllib3.request("GET", f"{self.url}/metrics", timeout=10).data.decode()
+        rows = [
+            line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")
+        ]
+        return sum(map(float, rows))
+
     def kill(self) -> None:
         """Ends it at once, with its workers."""
         with contextlib.suppress(ProcessLookupError):
