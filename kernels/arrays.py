@@ -1,8 +1,8 @@
 """The kernels as the CPU backend offers them: NumPy arrays in, NumPy arrays out, computed on a device.
 
-Every function has the name, the arguments and the bits of its namesake among the library's compiled functions; whatever
-has no kernel is taken from there. Data crosses to the device and back with each call, so this is for blocks that come
-from files; tensors that live on the device use `changes`, `sums` and `refresh` directly.
+Every function but `quantise` has the name, the arguments and the bits of its namesake among the library's compiled
+functions; whatever has no kernel is taken from there. Data crosses to the device and back with each call, so this is
+for blocks that come from files; tensors that live on the device use `changes`, `sums` and `refresh` directly.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import changes, sums
+from . import changes, numbers, refresh, sums
 
 Array = NDArray[Any]
 _MODULUS = 1 << 64
+_GROUPED = {"nvfp4": numbers.NVFP4, "mxfp4": numbers.MXFP4, "int4": numbers.INT4}
 # The interpreter can't run two kernels at once, and a GPU gains nothing from it.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -63,6 +64,29 @@ class Arrays:
                 held, where, self._there(values, width), (int(seed_a), int(seed_b)), row0=int(row0), word0=int(word0)
             )
         _add(out, pair)
+
+    def quantise(self, weights: Array, format: str, group: int, amax: int) -> tuple[Array, Array]:
+        """Codes (bytes, a matrix) and scales of a matrix of finite BF16 bits (uint16) in a served format.
+
+        `format`: "fp8-block", "fp8-channel", or "nvfp4", "mxfp4", "int4" with scales for groups of `group`; `amax`: for
+        NVFP4 the BF16 bits of the tensor's largest magnitude.
+        """
+        (rows, columns), kind = weights.shape, _GROUPED.get(format)
+        with _ONE_AT_A_TIME:
+            master = self._there(weights, 2)
+            codes = self._zeros(rows, columns if kind is None else columns // 2, torch.uint8)
+            if kind is None:
+                block = (numbers.FP8_BLOCK, numbers.FP8_BLOCK) if format == "fp8-block" else (1, columns)
+                scales = self._zeros(-(-rows // block[0]), -(-columns // block[1]), torch.float32)
+                refresh.refresh_fp8(master, codes, scales, block, expected=codes.numel())
+            else:
+                scales = self._zeros(rows, columns // group, torch.int16 if kind == numbers.INT4 else torch.uint8)
+                whole = self._zeros(1, 1, torch.float32)
+                refresh.refresh_groups(master, codes, scales, whole, kind, group, expected=codes.numel(), amax=amax)
+            return codes.cpu().numpy(), scales.cpu().numpy()
+
+    def _zeros(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros((rows, columns), dtype=dtype, device=self.device)
 
     def _there(self, array: Array, width: int, *, copy: bool = False) -> torch.Tensor:
         """The array's bytes on the device as integers of `width` bytes; on the CPU a view unless `copy`."""

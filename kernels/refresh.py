@@ -349,14 +349,15 @@ def _refresh_tensor_scale(largest, served, total, positions, olds, news):
 @where_it_lies
 def refresh_groups(
     master: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, served_scale: torch.Tensor, kind: int, group: int,
-    *, expected: int | None = None,
+    *, expected: int | None = None, amax: int | None = None,
 ) -> tuple[Changes, Changes, Changes, int]:  # fmt: skip
     """Quantise a matrix whose rows are whole groups to four bits: `kind` is numbers.NVFP4, MXFP4 or INT4.
 
     `codes`: dense bytes, two codes each, the first one low. `scales`: dense, one a group: E4M3 codes (NVFP4), E8M0
     codes (MXFP4), BF16 bits (INT4). `served_scale`: one FP32, written for NVFP4 alone. Returns the changes of bytes, of
     scales and of the tensor's scale, and the number of NaNs and infinities. Moves 4.5 E bytes and E / group scales;
-    NVFP4 reads the masters once more before, for the tensor's largest magnitude.
+    NVFP4 reads the masters once more before, for the tensor's largest magnitude, unless `amax` has its BF16 bits: where
+    these are some rows of a tensor.
     """
     rows, columns = master.shape
     across = columns // group
@@ -366,7 +367,9 @@ def refresh_groups(
     master, served_scale = integers(master), integers(served_scale).view(-1)
     moved, whole, size = ChangeList(scales.numel(), scales), ChangeList(1, served_scale), GROUP_BLOCK // group
     largest, problems = torch.zeros((2, 1), dtype=torch.int32, device=master.device)
-    if kind == numbers.NVFP4 and codes.numel():
+    if amax is not None:
+        largest.fill_(amax << 16)
+    elif kind == numbers.NVFP4 and codes.numel():
         _amax[(triton.cdiv(rows * columns, BLOCK),)](master, largest, rows, columns, master.stride(0), SIZE=BLOCK)
     if kind == numbers.NVFP4:
         _refresh_tensor_scale[(1,)](largest, served_scale, whole.total, whole.positions, whole.old, whole.new)

@@ -27,8 +27,13 @@ def kernels() -> Any:
 
     Raises DeviceUnavailable.
     """
+    return on_device() or _compiled()
+
+
+def on_device() -> Any:
+    """The GPU's kernels for arrays where a device was chosen, None where the CPU computes. Raises DeviceUnavailable."""
     device = os.environ.get(DEVICE) or "cpu"
-    return _compiled() if device == "cpu" else _on_device(device)
+    return None if device == "cpu" else _on_device(device)
 
 
 def gpu_kernels(module: str) -> ModuleType:

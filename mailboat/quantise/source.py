@@ -18,6 +18,7 @@ from mailboat.checkpoint.inventory import COMPONENT, Inventory, Tensor
 from mailboat.checkpoint.side_files import SideFile, side_file, sorted_side_files
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.errors import CheckpointError
+from mailboat.patch.backends import on_device
 from mailboat.quantise import arithmetic, compiled
 from mailboat.quantise.arithmetic import FP8_BLOCK, Weights
 from mailboat.quantise.schemes import Scheme, kept_modules
@@ -61,7 +62,7 @@ class QuantisedSource:
         self._outputs = [made[tensor.name] for tensor in self._inventory.tensors]
         others = [file for file in source.side_files if file.path != CONFIG]
         self._side_files = sorted_side_files([*others, side_file(CONFIG, self._config)])
-        self._tensor_scales: dict[int, np.float32] = {}
+        self._magnitudes: dict[int, int] = {}
 
     def _make_config(self, kept: list[str]) -> bytes:
         """The source's config.json with a quantization_config at its end."""
@@ -121,7 +122,10 @@ class QuantisedSource:
         """The bytes of codes or scales of a stripe."""
         scheme, codes = self.scheme, output.role == "codes"
         result: NDArray[Any]
-        if scheme.format in {"fp8-block", "fp8-channel"}:
+        if (device := on_device()) is not None:
+            amax = self._largest(output.index) if scheme.format == "nvfp4" else 0
+            result = device.quantise(weights, scheme.format, scheme.group, amax)[0 if codes else 1]
+        elif scheme.format in {"fp8-block", "fp8-channel"}:
             block = scheme.block[0], scheme.block[1] or weights.shape[1]
             factors, stored = arithmetic.fp8_scales(weights, block)
             result = arithmetic.fp8_codes(weights, factors, block) if codes else stored
@@ -137,11 +141,14 @@ class QuantisedSource:
         return result.reshape(-1).view(np.uint8)
 
     def _tensor_scale(self, index: int) -> np.float32:
-        """NVFP4's scale of a whole tensor, found in a pass of its own, once."""
-        if index not in self._tensor_scales:
-            amax = max(int((stripe & np.uint16(0x7FFF)).max()) for stripe in self._stripes(index))
-            self._tensor_scales[index] = arithmetic.nvfp4_tensor_scale(amax)
-        return self._tensor_scales[index]
+        """NVFP4's scale of a whole tensor."""
+        return arithmetic.nvfp4_tensor_scale(self._largest(index))
+
+    def _largest(self, index: int) -> int:
+        """BF16 bits of a tensor's largest magnitude, found in a pass of its own, once."""
+        if index not in self._magnitudes:
+            self._magnitudes[index] = max(int((stripe & np.uint16(0x7FFF)).max()) for stripe in self._stripes(index))
+        return self._magnitudes[index]
 
     def _stripes(self, index: int) -> Iterator[Weights]:
         rows, columns = self._source.inventory.tensors[index].shape

@@ -17,7 +17,10 @@ from mailboat.errors import DeviceUnavailable
 from mailboat.image import Image
 from mailboat.patch.backends import kernels
 from mailboat.patch.build import build_patch
+from mailboat.quantise import FORMATS
+from mailboat.quantise.source import QuantisedSource
 from tests.kernels.conftest import WANTED
+from tests.quantise.models import tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = {"interpreter": "interpreter", "gpu": "cuda"}[WANTED]
@@ -63,6 +66,25 @@ def test_an_image_advances_on_the_device(tmp_path: Path, monkeypatch: pytest.Mon
     image.commit(overlay)
     assert image.digest == built.target_state.digest
     image.verify_sums()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_checkpoints_are_quantised_on_the_device_to_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    rows = 9 if format == "fp8-channel" else 130  # a program for each row, or for each 128
+    finite = (np.arange(0x7F80, dtype=np.uint32) << 16).view(np.float32)
+    arrays = {
+        "a.weight": np.random.default_rng(1).normal(size=(rows, 192)).astype(np.float32),
+        "b.weight": finite[: rows * 192 : 3].reshape(rows, 64).copy(),
+    }
+    monkeypatch.setattr("mailboat.quantise.source._STRIPE", 1 << 14)
+    here, there = (QuantisedSource(ArraySource(arrays), format) for _ in range(2))
+    assert len(here.scheme.weights) == 2
+    expected = [tensor(here, described.name) for described in here.inventory.tensors]
+    monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
+    for described, bits in zip(there.inventory.tensors, expected, strict=True):
+        np.testing.assert_array_equal(tensor(there, described.name), bits)
 
 
 def test_the_cpu_serves_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
