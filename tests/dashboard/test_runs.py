@@ -125,5 +125,5 @@ def test_variants_stand_side_by_side(world: World, owner: Client) -> None:
     table = page.split("the same versions in other served formats")[1]
     assert "demo-fp8" in table
     assert "fp8-block" in table
-    assert "not yet" in table
+    assert "none" in table
     assert "demo-fp8" in owner.get(world.url("runs/demo-fp8/")).content.decode()
