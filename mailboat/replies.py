@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mailboat.errors import ApiError
 from mailboat.manifest import BlobRef, Envelope
@@ -51,13 +51,16 @@ class ReadyVersion:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run: its UUID, its current epoch, the version that this goes on from, and its newest ready version."""
+    """A run: its UUID, its current epoch, the version that this goes on from, its newest ready version, and whether the
+    next patch is to be small or, "speed", quick to apply.
+    """
 
     id: str
     name: str
     epoch: int
     latest_ready: ReadyVersion | None
     epoch_from: int | None = None
+    encode_next: Literal["size", "speed"] = "size"
 
     @classmethod
     def parse(cls, body: Any) -> RunInfo:
@@ -69,6 +72,8 @@ class RunInfo:
             epoch=_get(_get(body, "epoch", Mapping), "number", int),
             epoch_from=_optional(_get(body, "epoch", Mapping), "from_version", int),
             latest_ready=ready and ReadyVersion(_get(ready, "number", int), _get(ready, "state_digest", str)),
+            # A server of the release before says nothing of it, and one to come may know more ways than we do.
+            encode_next="speed" if _optional(body, "encode_next", str) == "speed" else "size",
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from controlplane.fleet import encoding
 from controlplane.registry import services
 from controlplane.registry.models import Run, Version
 from mailboat.checkpoint.files import Checkpoint
@@ -74,8 +75,8 @@ def _build_patch(work: Work, version: Version, parent: Version, path: Path) -> N
     with Copy(work, version.run) as copy, Checkpoint.open(path) as checkpoint:
         image = copy.bring_to(parent)
         out = work.scratch / "part-0.mbp"
-        total = checkpoint.inventory.full_bytes
-        built = build_patch(image, checkpoint, out, base_state=image.state, progress=work.bytes_of(total))
+        progress, wanted = work.bytes_of(checkpoint.inventory.full_bytes), encoding.wanted(version.run)
+        built = build_patch(image, checkpoint, out, base_state=image.state, progress=progress, encode_for=wanted)
     work.log(f"{built.changed} of {built.elements} elements changed; the patch has {built.size} bytes.")
     work.check()
     blob = services.add_blob(version.run, out)

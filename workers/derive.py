@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from controlplane import env
+from controlplane.fleet import encoding
 from controlplane.registry import deriving, keys, selectors, services
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Epoch, Run, RunKey, Version
@@ -107,7 +108,8 @@ class Step:
         progress = self.work.bytes_of(served.inventory.full_bytes)
         with Copy(self.work, self.run) as copy:
             image = copy.bring_to(base)
-            built = build_patch(image, served, out, base_state=image.state, progress=progress)
+            wanted = encoding.wanted(self.run)
+            built = build_patch(image, served, out, base_state=image.state, progress=progress, encode_for=wanted)
         self.work.check()
         blob = services.add_blob(self.run, out)
         patch = PatchRef((BlobRef(blob.sha256, blob.size),), built.changed)

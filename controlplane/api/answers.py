@@ -59,6 +59,7 @@ class RunSettings(drf.Serializer):
     """What operators set; null stands for no limit and never."""
 
     announce = drf.ChoiceField(RunRow.Announce.choices)
+    encode_for = drf.ChoiceField(RunRow.EncodeFor.choices)
     keep_versions = drf.IntegerField(allow_null=True)
     keep_days = drf.IntegerField(allow_null=True)
     anchor_every = drf.IntegerField(allow_null=True)
@@ -94,6 +95,12 @@ class Run(drf.Serializer):
     epoch = EpochNumber()
     latest_ready = ReadyVersion(allow_null=True)
     created_at = drf.DateTimeField()
+
+
+class RunInFull(Run):
+    """And what the publisher is to encode the next patch for."""
+
+    encode_next = drf.ChoiceField(("size", "speed"))
 
 
 class Epoch(drf.Serializer):

@@ -36,7 +36,7 @@ class Plan(ProjectView):
             OpenApiParameter("link", SPEED, description="Bytes per second that the link lets pass."),
             OpenApiParameter("cores", {"type": "integer", "minimum": 1, "maximum": CORES}),
             OpenApiParameter("codecs", {"type": "string"}, description="What can be decoded, separated by commas."),
-            OpenApiParameter("apply", SPEED, description="Bytes of the model per second that updates were decoded at."),
+            OpenApiParameter("apply", SPEED, description="Bytes of the model per second, for a contextual patch."),
             OpenApiParameter(
                 "references", {"enum": [0, 1]}, description="Whether anchors that lie elsewhere can be fetched."
             ),

@@ -48,6 +48,7 @@ class EditRun(Body):
     """PATCH runs/{run}: the settings that are to change; null lifts a limit."""
 
     announce = Choice(Run.Announce.choices, required=False)
+    encode_for = Choice(Run.EncodeFor.choices, required=False)
     keep_versions = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
     keep_days = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
     anchor_every = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)

@@ -21,6 +21,7 @@ from controlplane.api import serializers as accept
 from controlplane.api.permissions import run_for
 from controlplane.api.repeating import repeatable
 from controlplane.api.shapes import Nothing
+from controlplane.fleet import encoding
 from controlplane.registry import deriving, referencing, selectors, services, steering
 from controlplane.registry.errors import Missing, Unacceptable
 from controlplane.registry.models import Channel, Run
@@ -93,12 +94,12 @@ class RunDetail(ProjectView):
 
     roles = {"GET": FOLLOWERS, "PATCH": OPERATORS}
 
-    @extend_schema(parameters=[conditional.ETAG], responses=answers.Run)
+    @extend_schema(parameters=[conditional.ETAG], responses=answers.RunInFull)
     def get(self, request: Request, project: str, run: str) -> Response:
         """Its settings, epoch and newest ready version. The ETag names the settings."""
         return self._shown(self.run(run))
 
-    @extend_schema(request=accept.EditRun, parameters=[conditional.IF_MATCH], responses=answers.Run)
+    @extend_schema(request=accept.EditRun, parameters=[conditional.IF_MATCH], responses=answers.RunInFull)
     def patch(self, request: Request, project: str, run: str) -> Response:
         """Changes settings that nobody else has changed since they were read."""
         row, body = self.run(run), self.body(request, accept.EditRun)
@@ -106,7 +107,7 @@ class RunDetail(ProjectView):
 
     def _shown(self, row: Run) -> Response:
         shown = show.run(row, selectors.current_epoch(row), selectors.latest_ready(row))
-        return conditional.tagged(Response(shown), row.revision)
+        return conditional.tagged(Response(shown | {"encode_next": encoding.wanted(row)}), row.revision)
 
 
 class Epochs(ProjectView):

@@ -225,6 +225,10 @@ class SettingsForm(forms.Form):
     """The settings of a run. Empty stands for no limit."""
 
     announce = forms.ChoiceField(choices=Run.Announce.choices, help_text="When the channel latest moves.")
+    encode_for = forms.ChoiceField(
+        choices=Run.EncodeFor.choices, required=False, label="Encode for",
+        help_text="Size: the smallest patches. Link: whatever the islands have sooner over the links that they have.",
+    )  # fmt: skip
     staleness_versions = _limit("Staleness budget, versions", "An island further behind needs attention.")
     staleness_seconds = _limit("Staleness budget, seconds", "The same in time.")
     anchor_every = _limit("Anchor every", "So many versions; a newcomer starts at an anchor.")
@@ -240,6 +244,10 @@ class SettingsForm(forms.Form):
         initial = {name: getattr(run, name) for name in steering.SETTINGS} | {"seen": run.revision}
         super().__init__(data, initial=initial)
         self.run = run
+
+    def clean_encode_for(self) -> str:
+        """Left out, it stays as it is."""
+        return self.cleaned_data["encode_for"] or self.run.encode_for
 
     def clean_merge_up_to(self) -> int:
         """Left empty, it stays as it is."""

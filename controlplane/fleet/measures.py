@@ -5,11 +5,13 @@ An old measurement and a new one count alike, so that one odd sync does not turn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controlplane.fleet.models import Island
-from controlplane.registry.models import Version
+from controlplane.registry import cost
+from controlplane.registry.models import Patch, Version
 
 LEAST_BYTES = 256 << 10  # of a download: with less, round trips are what was measured
 LEAST_SECONDS = 0.001
@@ -23,11 +25,10 @@ def measured(
     fetch, prepare = seconds.get("fetch", 0.0), seconds.get("prepare", 0.0)
     if size >= LEAST_BYTES and fetch > LEAST_SECONDS:
         changes["link_bytes_per_second"] = _smooth(island.link_bytes_per_second, size / fetch)
-    patches = sum(str(leg).startswith("patch ") for leg in route)
-    if patches == len(route) and patches and prepare > LEAST_SECONDS and target.full_bytes:
-        changes["apply_bytes_per_second"] = _smooth(
-            island.apply_bytes_per_second, patches * target.full_bytes / prepare
-        )
+    if prepare > LEAST_SECONDS and target.full_bytes and (patches := _patches(target, route)):
+        strong = any(patch.kind != Patch.Kind.STEP for patch in patches)
+        speed = cost.apply_speed(patches, target.full_bytes, prepare, strong=strong)
+        changes["apply_bytes_per_second"] = _smooth(island.apply_bytes_per_second, speed)
     return changes
 
 
@@ -40,6 +41,20 @@ def told(island: Island, cores: int | None, codecs: Sequence[str] | None) -> Non
         changes["codecs"] = list(codecs)
     if changes:
         Island.objects.filter(pk=island.pk).update(**changes)
+
+
+def _patches(target: Version, route: Sequence[Any]) -> list[Patch]:
+    """The patches of a route; empty where it has other legs, or one that is not there any more."""
+    legs = [re.fullmatch(r"patch (\d{1,18})-(\d{1,18})", str(leg)) for leg in route]
+    ends = [(int(leg[1]), int(leg[2])) for leg in legs if leg]
+    if not ends or len(ends) != len(legs):
+        return []
+    numbers = {number for pair in ends for number in pair}
+    between = Patch.objects.filter(
+        run=target.run_id, from_version__number__in=numbers, to_version__number__in=numbers
+    ).select_related("from_version", "to_version")
+    found = {(patch.from_version.number, patch.to_version.number): patch for patch in between}
+    return [found[pair] for pair in ends] if found.keys() >= set(ends) else []
 
 
 def _smooth(before: int | None, now: float) -> int:

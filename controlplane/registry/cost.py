@@ -1,27 +1,39 @@
 """What a route costs an island in seconds: bytes over its link, then decoding and proving on its cores.
 
-The rates are bytes of the model per second on one core, from docs/codec.md and docs/adr/routes-by-seconds.md, rounded
-down. They decide only between routes: what every route pays alike (the commit, the scan after it) counts for nothing.
+The rates are bytes of the model per second on one core (docs/adr/routes-by-seconds.md). They decide only between
+routes: what every route pays alike (the commit, the scan after it) counts for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 DEFAULT_LINK = 12_500_000.0  # bytes per second, of an island that nobody has measured: 100 Mbit/s
 DEFAULT_CORES = 4
 MORE_CORES = 0.7  # what each core after the first adds: all of them share the memory's bandwidth
-CONTEXTUAL = 2.0e9  # scans the base whole: positions are coded given the old weights
+CONTEXTUAL = 5.0e9  # scans the base whole: positions are coded given the old weights
+POSITIONAL = 11.0e9
 XOR = 2.0e9
-POSITIONAL = 6.0e9
 DENSE = 2.5e9  # every byte is read, written and summed
 STRONG = 1.7e9  # BLAKE3 over the result, where the publisher did not sign the bytes
 COPY = 1.2e9  # an anchor's bytes, twice: from download to base, from base to image
-SHIPPED, SHIPPED_IN_CONTEXT = 40e-9, 120e-9  # seconds per changed element on one core: position, bytes, sums
+SHIPPED, SHIPPED_IN_CONTEXT = 32e-9, 80e-9  # seconds per changed element on one core: position, bytes, sums
 STEP = 0.03  # seconds per step: manifest, digests and parts are calls of their own
-CODECS = {"contextual": CONTEXTUAL, "xor": XOR, "dense": DENSE, "positional": POSITIONAL}
-SLOWEST = min(CODECS.values())
+RATES = {"contextual": CONTEXTUAL, "positional": POSITIONAL, "dense": DENSE}
+
+
+class Applied(Protocol):
+    """A patch that was applied."""
+
+    @property
+    def codecs(self) -> str:
+        """Separated by commas."""
+
+    @property
+    def changed(self) -> int | None:
+        """Elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,8 @@ class Means:
         codecs: Iterable[str] | None = None,
         apply: float | None = None,
     ) -> Means:
-        """From what is known of it. `apply` (bytes of the model per second, as it measured them over whole updates)
-        says more than the number of its cores.
+        """From what is known of it. `apply`, from `apply_speed` of its own updates, says more than the number of its
+        cores.
         """
         speed = 1.0 + MORE_CORES * (max(1, cores or DEFAULT_CORES) - 1)
         if apply:
@@ -61,12 +73,11 @@ class Means:
 
     def scan(self, codecs: str, full_bytes: int) -> float:
         """Seconds to go over the model once for a patch with these codecs."""
-        rate = min((CODECS.get(codec, SLOWEST) for codec in codecs.split(",")), default=SLOWEST)
-        return STEP + full_bytes / (rate * self.speed)
+        return STEP + full_bytes / (_rate(codecs) * self.speed)
 
     def element(self, codecs: str) -> float:
         """Seconds for each element that a patch with these codecs carries."""
-        return (SHIPPED_IN_CONTEXT if "contextual" in codecs else SHIPPED) / self.speed
+        return _element(codecs) / self.speed
 
     def strong(self, full_bytes: int) -> float:
         """Seconds for the strong digests of a result, once per route with bytes that the publisher did not sign."""
@@ -75,3 +86,22 @@ class Means:
     def anchor(self, size: int, full_bytes: int) -> float:
         """Seconds from an anchor's first byte to an image that is proven."""
         return STEP + size / self.link + 2 * size / COPY + self.strong(full_bytes)
+
+
+def apply_speed(patches: Iterable[Applied], full_bytes: int, seconds: float, *, strong: bool = False) -> float:
+    """What an island that took `seconds` to decode these patches (with `strong` also the strong digests of the result)
+    is known by: the bytes of a model that it goes over in a second for a contextual patch, whatever codecs these have.
+    """
+    alone = sum(full_bytes / _rate(patch.codecs) + (patch.changed or 0) * _element(patch.codecs) for patch in patches)
+    return CONTEXTUAL * (alone + (full_bytes / STRONG if strong else 0.0)) / seconds
+
+
+def _rate(codecs: str) -> float:
+    """That of the codec that most of a patch has: beside the first two, the others carry scales and other small tensors
+    that change everywhere, and their elements are counted as changed.
+    """
+    return next((rate for codec, rate in RATES.items() if codec in codecs), XOR)
+
+
+def _element(codecs: str) -> float:
+    return SHIPPED_IN_CONTEXT if "contextual" in codecs else SHIPPED

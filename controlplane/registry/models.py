@@ -36,11 +36,18 @@ class Run(models.Model):
         VALIDATED = "validated"
         COMMITTED = "committed"  # at once; the validation follows, and a failed one takes the head back
 
+    class EncodeFor(models.TextChoices):
+        """What the step patches are encoded for."""
+
+        SIZE = "size"
+        LINK = "link"  # the links of the run's islands: `fleet.encoding` chooses, version by version
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
     name = models.SlugField(max_length=80)
     served_format = models.CharField(max_length=40, default="bf16")
     announce = models.CharField(max_length=12, choices=Announce.choices, default=Announce.VALIDATED)
+    encode_for = models.CharField(max_length=4, choices=EncodeFor.choices, default=EncodeFor.SIZE)
     # Settings; null stands for "no limit" and "never". `registry.steering` writes them.
     keep_versions = models.PositiveIntegerField(null=True)
     keep_days = models.PositiveIntegerField(null=True)

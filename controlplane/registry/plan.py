@@ -16,6 +16,7 @@ from typing import NamedTuple
 from controlplane.registry.cost import Means
 
 STEP, MERGED, REVERSE = "step", "merged", "reverse"
+UNREADABLE = 1e9  # seconds that a patch counts for an island that knows no codec of it: more than any other
 GROWTH = 0.7  # a merged patch over L versions has about L ** 0.7 times the bytes of one step (docs/adr/routes.md)
 
 
@@ -151,6 +152,21 @@ class _Search:
             return Route(at, None, tuple(path), tuple(seconds), proof, size)
         begins = means.anchor(self._anchors[at], self._full)
         return Route(None, at, tuple(path), (begins, *seconds), proof, size + self._anchors[at])
+
+
+def soonest(patches: Sequence[Edge], fleet: Iterable[Means], full_bytes: int) -> Edge:
+    """Of patches between the same two versions, the one by which the islands of a fleet are there soonest, in sum."""
+
+    def seconds(edge: Edge) -> float:
+        return sum(
+            plan([edge], {}, {edge.origin}, edge.to, full_bytes=full_bytes, means=means).total
+            if means.knows(edge.codecs)
+            else UNREADABLE
+            for means in fleet
+        )
+
+    fleet = list(fleet)
+    return min(patches, key=seconds)
 
 
 def _hole(edges: Sequence[Edge], usable: Sequence[Edge], target: int) -> str:

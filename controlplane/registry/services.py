@@ -536,7 +536,11 @@ def _attach(version: Version, sent: Submission, rows: dict[str, Blob], anchor_ki
     """The rows of the version's patch and anchor."""
     if sent.manifest.patch is not None and version.parent is not None:
         patch = Patch.objects.create(
-            run=version.run, from_version=version.parent, to_version=version, bytes=version.patch_bytes or 0
+            run=version.run,
+            from_version=version.parent,
+            to_version=version,
+            bytes=version.patch_bytes or 0,
+            changed=version.changed,
         )
         PatchPart.objects.bulk_create(
             PatchPart(patch=patch, index=index, blob=rows[part.sha256])

@@ -19,6 +19,7 @@ from controlplane.registry.models import Channel, Run, Version
 
 SETTINGS = (
     "announce",
+    "encode_for",
     "keep_versions",
     "keep_days",
     "anchor_every",

@@ -25,6 +25,7 @@ from mailboat.errors import InventoryMismatch, MailboatError, Unreachable
 from mailboat.image import Image
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
 from mailboat.patch.build import BuiltPatch, build_patch
+from mailboat.patch.encoder import EncodeFor
 from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.signing import read_key, sign
 from mailboat.trainer.copy import Candidate, LocalCopy
@@ -305,7 +306,7 @@ class Publisher:
         path = self._copy.folder(image.inventory.full_bytes) / f"version-{standing.number}.mbp"
         try:
             with disk_full_as_error(path.parent):
-                built = self._build_patch(image, source, path)
+                built = self._build_patch(image, source, path, standing.info.encode_next)
             _check_unchanged(source)
             if (again := self._answered(built.target_state.digest, step, standing.newest)) is not None:
                 remove(path)
@@ -322,20 +323,24 @@ class Publisher:
         self._copy.keep(Candidate(parent.state, built.target_state, (path,)))
         return version
 
-    def _build_patch(self, image: Image, source: TensorSource | Holdings, path: Path) -> BuiltPatch:
+    def _build_patch(
+        self, image: Image, source: TensorSource | Holdings, path: Path, encode_for: EncodeFor
+    ) -> BuiltPatch:
         if not isinstance(source, Holdings):
-            return build_patch(image, source, path, base_state=image.state)
+            return build_patch(image, source, path, base_state=image.state, encode_for=encode_for)
         image.inventory.require_same(source.inventory)
         try:
-            return self._build_found(image, source, path)
+            return self._build_found(image, source, path, encode_for)
         except StaleChanges as problem:
             _log.warning("Everything is compared with the copy again: %s", problem)
             source.distrust(self._old)
-            return self._build_found(image, source, path)
+            return self._build_found(image, source, path, encode_for)
 
-    def _build_found(self, image: Image, holdings: Holdings, path: Path) -> BuiltPatch:
+    def _build_found(self, image: Image, holdings: Holdings, path: Path, encode_for: EncodeFor) -> BuiltPatch:
         own = holdings.changes(image, self._old)
-        built = build_patch(image, own, path, base_state=image.state, approve=lambda _, target: own.prove(target))
+        built = build_patch(
+            image, own, path, base_state=image.state, encode_for=encode_for, approve=lambda _, target: own.prove(target)
+        )
         holdings.built(self._old, image.digest, built.target_state.digest)
         return built
 

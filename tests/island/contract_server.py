@@ -78,6 +78,7 @@ class ContractServer:
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.run_id = str(uuid.uuid4())
         self.epoch = 1
+        self.run_says: dict[str, Any] = {}
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, tuple[str, int, bytearray]] = {}
         self.versions: dict[int, Version] = {}
@@ -197,7 +198,8 @@ class ContractServer:
         latest = None
         if ready is not None:
             latest = {"number": ready, "state_digest": self.versions[ready].manifest.state}
-        return _json({"id": self.run_id, "name": RUN, "epoch": {"number": self.epoch}, "latest_ready": latest})
+        standing = {"epoch": {"number": self.epoch}, "latest_ready": latest}
+        return _json({"id": self.run_id, "name": RUN} | standing | self.run_says)
 
     def _begin(self, *, body: bytes, **_: Any) -> Reply:
         wanted = json.loads(body)

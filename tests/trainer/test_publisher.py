@@ -17,6 +17,7 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure
 from mailboat.durable import remove
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, StoreError, Unreachable
+from mailboat.patch import PatchFile
 from mailboat.trainer import Publisher, PublishFailed, copy
 from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
 from tests.island.fleet import Trainer, held_state, island
@@ -89,6 +90,25 @@ def test_shards_keep_their_layout_on_every_island(server: ContractServer, tmp_pa
     assert held_state(tmp_path / "store") == version.digest
     for name in (*shards, "model.safetensors.index.json"):
         assert (tmp_path / "export" / "current" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_patch_is_encoded_for_what_the_server_says(server: ContractServer, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    bits = random.integers(0, 1 << 16, (400, 64), np.uint16)
+    found = []
+    with publisher(server) as trainer:
+        trainer.publish({"a": bits.view(np.float16)})
+        for said in ({}, {"encode_next": "speed"}, {"encode_next": "size"}, {"encode_next": "a way to come"}):
+            server.run_says = said
+            bits.reshape(-1)[random.choice(bits.size, bits.size // 100, replace=False)] ^= 1
+            version = trainer.publish({"a": bits.view(np.float16)})
+            patch = server.versions[version.number].manifest.patch
+            assert patch is not None
+            path = tmp_path / "part"
+            path.write_bytes(server.blobs[patch.parts[0].sha256])
+            with PatchFile.open(path) as part:
+                found.append(",".join(part.codecs))
+    assert found == ["contextual", "positional", "contextual", "contextual"]
 
 
 def test_patches_start_from_the_last_ready_version(server: ContractServer, tmp_path: Path) -> None:

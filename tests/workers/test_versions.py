@@ -13,6 +13,7 @@ from django.db import connection
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import measure
 from mailboat.image import Image
+from tests.factories import mk_island
 from tests.forgery import second_preimage
 from tests.workers.checkpoints import commit, first, following, publish, source, work_on, write
 
@@ -63,6 +64,21 @@ def test_a_checkpoint_becomes_an_anchor_and_the_next_one_a_patch(run: Any, home:
     assert run.channels.get(name="latest").version_id == one.pk
     messages = " ".join(job_of(one).events.values_list("message", flat=True))
     assert "elements changed" in messages
+
+
+def test_a_run_that_encodes_for_the_link_has_both_encodings_tried(run: Any, allowed: Path) -> None:
+    from controlplane.registry.models import Patch, Run
+
+    Run.objects.filter(pk=run.pk).update(encode_for=Run.EncodeFor.LINK)
+    mk_island(run, link_bytes_per_second=10_000_000)
+    arrays = first()
+    arrays["model.weight"] = (arrays["model.weight"] & 0x83FF) | 0x3C00  # few exponents, as of real weights
+    work_on(commit(run, write(arrays, allowed / "0"), 0))
+    for number in (1, 2):
+        arrays = following(arrays, number)
+        work_on(commit(run, write(arrays, allowed / str(number)), number, number - 1))
+    codecs = Patch.objects.order_by("to_version__number").values_list("codecs", flat=True)
+    assert list(codecs) == ["contextual", "positional"]
 
 
 def test_a_changed_side_file_travels(run: Any, home: Path, allowed: Path) -> None:

@@ -43,8 +43,8 @@ def operator(token: Callable[..., Api]) -> Api:
 def test_settings_change_on_the_revision_that_was_seen(run: Run, operator: Api) -> None:
     seen = operator.get(RUN)
     assert seen.json()["settings"] == {
-        "announce": "validated", "keep_versions": None, "keep_days": None, "anchor_every": None, "merge_up_to": 256,
-        "staleness_versions": None, "staleness_seconds": None,
+        "announce": "validated", "encode_for": "size", "keep_versions": None, "keep_days": None, "anchor_every": None,
+        "merge_up_to": 256, "staleness_versions": None, "staleness_seconds": None,
     }  # fmt: skip
     changed = change(operator, "patch", RUN, {"keep_versions": 50, "staleness_seconds": 600}, If_Match=seen["ETag"])
     assert changed.status_code == 200 and changed["ETag"] != seen["ETag"]

@@ -8,10 +8,16 @@ import pytest
 
 from controlplane.fleet import services
 from controlplane.fleet.models import Island
-from controlplane.registry.models import Run
-from tests.factories import create_line, mk_island
+from controlplane.registry.cost import CONTEXTUAL, POSITIONAL, STRONG
+from controlplane.registry.models import Patch, Run
+from tests.factories import FULL_BYTES, create_line, mk_island, mk_version
 
 pytestmark = pytest.mark.django_db
+
+
+def like_contextual(speed: float) -> Any:
+    """What a machine does that goes over a model at this speed for a positional patch."""
+    return pytest.approx(speed * CONTEXTUAL / POSITIONAL, abs=1)
 
 
 def report(island: Island, version: Any, **facts: Any) -> Island:
@@ -27,15 +33,32 @@ def report(island: Island, version: Any, **facts: Any) -> Island:
 def test_an_old_measurement_and_a_new_one_count_alike(run: Run) -> None:
     versions = create_line(run, 3)
     island = report(mk_island(run), versions[1])
-    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (500_000, 450_000_000)
+    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (500_000, like_contextual(450e6))
     island = report(island, versions[2], seconds={"fetch": 2.0, "prepare": 0.3}, route=["patch 0-1", "patch 1-2"])
-    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (750_000, 375_000_000)
+    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (750_000, like_contextual(375e6))
+
+
+@pytest.mark.parametrize(
+    ("codecs", "kind", "speed"),
+    [
+        ("positional", "merged", 1e9 * CONTEXTUAL * (1 / POSITIONAL + 1 / STRONG)),
+        ("contextual,positional", "merged", 1e9 * CONTEXTUAL * (1 / CONTEXTUAL + 1 / STRONG)),
+        ("contextual", "step", 1e9),
+    ],
+)
+def test_a_machine_is_as_quick_whatever_patch_tells_of_it(run: Run, codecs: str, kind: str, speed: float) -> None:
+    first = mk_version(run, 0)
+    last = mk_version(run, 4, parent=first, patch_bytes=None)
+    Patch.objects.create(run=run, from_version=first, to_version=last, kind=kind, bytes=1, codecs=codecs)
+    island = report(mk_island(run), last, seconds={"prepare": FULL_BYTES / 1e9}, route=["patch 0-4"])
+    assert island.apply_bytes_per_second == pytest.approx(speed)
 
 
 @pytest.mark.parametrize(
     "facts",
     [
         {"bytes": 1000, "route": ["anchor 0", "patch 0-1"]},
+        {"bytes": 1000, "route": ["patch 0-1", "patch 7-8"]},
         {"seconds": {"fetch": 0.0}, "route": []},
         {"outcome": "failed", "verified": False, "error": "The disk is full."},
     ],

@@ -110,7 +110,8 @@ def test_a19_two_publishers_race_and_one_wins(run: Run) -> None:
     assert outcomes.count("version_conflict") == 1
     winner = Version.objects.get(run=run, number=1)
     assert winner.state_digest in outcomes
-    assert Patch.objects.filter(to_version=winner).count() == 1
+    assert [patch.changed for patch in Patch.objects.filter(to_version=winner)] == [winner.changed]
+    assert winner.changed
 
 
 @pytest.mark.parametrize("name", ["inventory", "digests", "part 0", "model.safetensors"])

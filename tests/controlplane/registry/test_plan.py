@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.registry.cost import Means
-from controlplane.registry.plan import Edge, NoRoute, Route, estimate, plan
+from controlplane.registry.cost import STEP, Means, apply_speed
+from controlplane.registry.plan import Edge, NoRoute, Route, estimate, plan, soonest
 
 FULL = 1_000_000_000
 FAST, SLOW = Means.of(link=10e9, cores=8), Means.of(link=1e6, cores=8)
@@ -196,3 +196,28 @@ def slowly(edges: list[Edge], anchors: set[int], held: set[int], target: int, me
                 seconds += means.strong(FULL) if after and not proven else 0.0
                 best[edge.to, after] = min(seconds, best.get((edge.to, after), math.inf))
     return min(best.get((target, False), math.inf), best.get((target, True), math.inf))
+
+
+@given(
+    st.floats(1e5, 1e11), st.integers(1, 128), st.floats(0.1, 4.0), st.integers(10**6, 10**12), st.floats(1e-5, 0.05),
+    st.floats(0.2, 1.5), st.floats(1.0, 4.0),
+)  # fmt: skip
+def test_of_two_encodings_none_is_sooner_than_the_one_that_is_taken(
+    link: float, cores: int, factor: float, full: int, density: float, small: float, more: float
+) -> None:
+    """For a machine `factor` times as fast as its cores promise, known by its own updates, which were contextual."""
+    changed = int(full / 2 * density)
+    size = int(changed * small)
+    edges = [step(1, size=size), step(1, size=int(size * more), codecs="positional")]
+    edges = [edge._replace(changed=changed) for edge in edges]
+    nominal = Means.of(link=link, cores=cores)
+    true = Means(nominal.link, nominal.speed * factor)
+
+    def decoding(edge: Edge) -> float:
+        return true.scan(edge.codecs, full) - STEP + changed * true.element(edge.codecs)
+
+    known = Means.of(link=link, cores=cores, apply=apply_speed([edges[0]], full, decoding(edges[0])))
+    seconds = {edge.codecs: edge.bytes / link + decoding(edge) for edge in edges}
+    found = plan(edges, {}, {0}, 1, full_bytes=full, means=known).edges[0]
+    assert soonest(edges, [known], full) is found
+    assert seconds[found.codecs] <= 1.05 * min(seconds.values())
