@@ -243,7 +243,8 @@ def _place(value: Any) -> Hashable | None:
         )
     if not value.numel():
         return None
-    return str(value.device), value.data_ptr(), tuple(value.shape), value.stride(), str(value.dtype)
+    view = tuple(value.shape), value.stride(), str(value.dtype), value.is_conj(), value.is_neg()
+    return str(value.device), value.data_ptr(), *view
 
 
 def _described(pieces: list[dict[str, Piece]]) -> dict[str, Described]:

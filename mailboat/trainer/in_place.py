@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 DEVICE_BYTES = 2 << 30
 PINNED_BYTES = 32 << 20  # each of two buffers, on the host and on the device
+SLICE = 1 << 26  # elements that a kernel looks at in one go
 # Where more than one element in so many may have changed, a list of them is larger than the tensor; few never matter.
 SHARE, FEW = 8, 1024
 _REPLICA_SEEDS = (1, 2)
@@ -99,7 +100,7 @@ class OldBytes:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._held: dict[int, Any] = {}
-        self._moved: dict[int, tuple[Any, Any] | None] = {}
+        self._moved: dict[int, list[tuple[Any, Any]] | None] = {}
         self._state: str | None = None
         self._target: str | None = None
 
@@ -110,8 +111,9 @@ class OldBytes:
             for index, moved in self._moved.items():
                 if moved is None:
                     self._held.pop(index, None)
-                else:
-                    scatter(self._held[index], *moved)
+                    continue
+                for positions, elements in moved:
+                    scatter(self._held[index], positions, elements)
         elif self._state != image.digest:
             self._held.clear()
         self._state, self._target = image.digest, None
@@ -151,16 +153,16 @@ class OldBytes:
         """Positions and new elements, on the host. A longer list is never made."""
         diff, most = gpu_kernels("changes").diff, longest_list(flat.numel())
         old = self._resident(image, index, flat)
-        if old is not None:
-            found = diff(old, flat, at_most=most)
-            self._moved[index] = found.positions, found.new
-            return _to_host(found.positions), _to_host(found.new)
-        pieces = []
-        for first, piece in _staged(image, index, flat):
+        moved, told = [], []
+        for first, piece in _staged(image, index, flat) if old is None else slices(old):
             found = diff(piece, flat[first : first + piece.numel()], first=first, at_most=most)
-            pieces.append((_to_host(found.positions), _to_host(found.new)))
-            most -= pieces[-1][0].size
-        return np.concatenate([where for where, _ in pieces]), np.concatenate([new for _, new in pieces])
+            most -= found.positions.numel()
+            told.append((_to_host(found.positions), _to_host(found.new)))
+            if old is not None:
+                moved.append((found.positions, found.new))
+        if old is not None:
+            self._moved[index] = moved
+        return np.concatenate([where for where, _ in told]), np.concatenate([new for _, new in told])
 
     def _resident(self, image: Image, index: int, flat: Any) -> Any:
         """The old elements on the tensor's device; None where they do not fit into the budget."""
@@ -174,6 +176,11 @@ class OldBytes:
                 held[first : first + piece.numel()] = piece
         self._held[index] = held
         return held
+
+
+def slices(flat: Any) -> Iterator[tuple[int, Any]]:
+    """(first element, elements) of pieces of a flat tensor: what lists and sorts of their changes take is bounded."""
+    return ((first, flat[first : first + SLICE]) for first in range(0, flat.numel(), SLICE))
 
 
 def _staged(image: Image, index: int, like: Any) -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mailboat.errors import CheckpointError
 from mailboat.patch.backends import gpu_kernels
-from mailboat.trainer.in_place import on_accelerator
+from mailboat.trainer.in_place import on_accelerator, slices
 from mailboat.trainer.trail import Trail
 
 _log = logging.getLogger(__name__)
@@ -163,10 +163,13 @@ class _View:
             return 0
         if not self._by_kernels:
             return _refresh(master, self.served)
-        changes = gpu_kernels("refresh").refresh_bf16(master, self.served)
-        if self.trail is not None:
-            self.trail.add(changes.positions)
-        return int(changes.positions.numel())
+        changed, refresh_bf16 = 0, gpu_kernels("refresh").refresh_bf16
+        for (start, part), (_, served) in zip(slices(master.view(-1)), slices(self.served.view(-1)), strict=True):
+            positions = refresh_bf16(part, served, first=start).positions
+            changed += positions.numel()
+            if self.trail is not None:
+                self.trail.add(positions)
+        return changed
 
 
 def _local(parameter: Any) -> Any:

@@ -51,14 +51,15 @@ def publisher(server: ContractServer, **options: Any) -> Publisher:
 
 
 def there(tensors: Tensors) -> Tensors:
-    return {name: value.to(WHERE) for name, value in tensors.items()}
+    """What torch has on the device, what NumPy has where it is."""
+    return {name: value if isinstance(value, np.ndarray) else value.to(WHERE) for name, value in tensors.items()}
 
 
 def publish_here(monkeypatch: pytest.MonkeyPatch, publisher: Publisher, tensors: Tensors) -> Any:
     """The same from the host's memory, by the CPU."""
     with monkeypatch.context() as patch:
         patch.setenv("MAILBOAT_DEVICE", "cpu")
-        return publisher.publish({name: value.cpu() for name, value in tensors.items()})
+        return publisher.publish(tensors)
 
 
 def versions(seed: int = 0) -> list[Tensors]:
@@ -74,7 +75,7 @@ def versions(seed: int = 0) -> list[Tensors]:
                 "bf16": weights.bfloat16(), "fp16": weights.half(), "fp32": weights.clone(),
                 "t": weights.bfloat16().t(), "ids": (weights * 1000).long(), "bytes": (weights * 20).to(torch.int8),
                 "scalar": weights[0, 0].bfloat16(), "empty": torch.zeros(0, 5),
-                "complex": torch.complex(weights[:9], weights[9:18]),
+                "complex": torch.complex(weights[:9], weights[9:18]), "host": master.copy(),
             }
             | quantised(weights)
         )  # fmt: skip
@@ -98,6 +99,7 @@ def test_files_are_those_of_the_cpu(
     """With all old bytes on the device, some, and none; those that are not come in several pieces."""
     monkeypatch.setattr(in_place, "FEW", 8)
     monkeypatch.setattr(in_place, "PINNED_BYTES", 4096)
+    monkeypatch.setattr(in_place, "SLICE", 3000)
     moved: list[int] = []
     to_host, read = in_place._to_host, in_place.OnDevice.read
     monkeypatch.setattr(in_place, "_to_host", lambda tensor: moved.append(tensor.nbytes) or to_host(tensor))
@@ -210,7 +212,8 @@ class Training:
 
 
 @pytest.fixture
-def training(servers: tuple[ContractServer, ContractServer]) -> Iterator[Training]:
+def training(servers: tuple[ContractServer, ContractServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    monkeypatch.setattr(in_place, "SLICE", 500)
     made = Training(servers[0])
     made.publisher.publish(made.served)
     yield made
