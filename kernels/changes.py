@@ -51,16 +51,20 @@ class ChangeList:
         self.old = torch.empty(capacity, dtype=like.dtype, device=like.device)
         self.new = torch.empty(capacity, dtype=like.dtype, device=like.device)
 
-    def sorted(self, *others: ChangeList) -> Changes:
-        """Return the changes of these lists by position; slots that no block filled are left out."""
+    def sorted(self, *others: ChangeList, total: int | None = None) -> Changes:
+        """Return the changes of these lists by position; slots that no block filled are left out.
+
+        `total`: how many there are, where there was room for all: then they lie in the first slots.
+        """
         lists = (self, *others)
-        positions = torch.cat([part.positions for part in lists])
-        filled = torch.nonzero(positions >= 0).view(-1)
-        positions, order = torch.sort(positions[filled])
-        order = filled[order]
-        return Changes(
-            positions, *(torch.cat([getattr(part, name) for part in lists])[order] for name in ("old", "new"))
+        positions, old, new = (
+            torch.cat([getattr(part, name) for part in lists])[:total] for name in ("positions", "old", "new")
         )
+        if total is None:
+            filled = torch.nonzero(positions >= 0).view(-1)
+            positions, old, new = positions[filled], old[filled], new[filled]
+        positions, order = torch.sort(positions)
+        return Changes(positions, old[order], new[order])
 
 
 def collect(
@@ -80,7 +84,7 @@ def collect(
     if total > most:
         raise TooManyChangesError(total)
     if total <= room:
-        return found.sorted()
+        return found.sorted(total=total)
     more = ChangeList(total, like)
     launch(more)
     return more.sorted(found) if writes else more.sorted()
