@@ -204,5 +204,7 @@ def test_a_newer_release_may_say_more(world: World) -> None:
     for agent, status in ((f"{major}.{minor + 1}.0", 200), (__version__, 400), ("", 400)):
         answer = send(world, "island", "POST", address, beat, User_Agent=f"mailboat/{agent}")
         assert answer.status_code == status, agent
-        answer = send(world, "island", "POST", f"{address}?mood=calm", {"phase": "idle"}, User_Agent=f"mailboat/{agent}")
+        answer = send(
+            world, "island", "POST", f"{address}?mood=calm", {"phase": "idle"}, User_Agent=f"mailboat/{agent}"
+        )
         assert answer.status_code == status, agent
