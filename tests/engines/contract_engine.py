@@ -284,7 +284,7 @@ class ContractEngine:
             raw = await request.body()
             body = json.loads(raw) if raw else {}
             name = body.get("method") or path
-            if path not in {"/health", "/weight_info", "/model_info", "/is_sleeping"}:
+            if path not in {"/health", "/weight_info", "/model_info", "/is_sleeping", "/metrics"}:
                 self.calls.append(name)
             fault = self.faults.get(name) or self.faults.get(path)
             if fault == "500":
@@ -359,7 +359,12 @@ class ContractEngine:
             "/is_paused": lambda *_: {"is_paused": self.paused},
             "/sleep": sleep,
             "/wake_up": wake,
-            "/is_sleeping": lambda *_: {"is_sleeping": bool(self.asleep)},
+            "/is_sleeping": lambda *_: {"is_sleeping": self.paused or bool(self.asleep)},
+            "/metrics": lambda *_: Response(
+                "# TYPE vllm:engine_sleep_state gauge\n"
+                f'vllm:engine_sleep_state{{engine="0",model_name="m",sleep_state="awake"}} {float(not self.asleep)}\n'
+                f'vllm:engine_sleep_state{{engine="0",sleep_state="discard_all"}} {float(self.asleep == 2)}\n'
+            ),
             "/collective_rpc": rpc,
             "/reset_prefix_cache": reset,
             "/update_weight_version": relabel,

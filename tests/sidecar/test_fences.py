@@ -154,6 +154,14 @@ def test_an_engine_that_sleeps_is_left_alone_until_it_is_woken(level: int, exten
         assert running.complete()[1]["choices"][0]["text"] == "2 2 2 2 "
 
 
+def test_an_engine_that_was_left_paused_is_not_taken_for_one_that_sleeps(tmp_path: Path) -> None:
+    engine = ContractEngine("vllm")
+    with station([engine], tmp_path) as running:
+        engine.paused = True  # by a sidecar that died; `/is_sleeping` says true
+        running.step()
+        assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
+
+
 def test_a_sleeping_engine_is_found_by_the_watchdog(tmp_path: Path) -> None:
     asleep, awake = ContractEngine("vllm"), ContractEngine("vllm")
     with station([asleep, awake], tmp_path) as running:

@@ -32,19 +32,23 @@ class Control:
 
     def get(self, path: str, *, seconds: float = QUICK) -> Any:
         """A GET; the decoded JSON, or None for an empty or other body."""
-        return self._call("GET", path, None, seconds)
+        return _decoded(self._call("GET", path, None, seconds))
+
+    def text(self, path: str, *, seconds: float = QUICK) -> str:
+        """A GET whose answer is text."""
+        return self._call("GET", path, None, seconds).decode(errors="replace")
 
     def post(
         self, path: str, body: Any = None, *, query: Mapping[str, str] | None = None, seconds: float = QUICK
     ) -> Any:
         """A POST with a JSON body."""
-        return self._call("POST", f"{path}?{urlencode(query)}" if query else path, body, seconds)
+        return _decoded(self._call("POST", f"{path}?{urlencode(query)}" if query else path, body, seconds))
 
     def close(self) -> None:
         """Closes idle connections."""
         self._pool.clear()
 
-    def _call(self, method: str, path: str, body: Any, seconds: float) -> Any:
+    def _call(self, method: str, path: str, body: Any, seconds: float) -> bytes:
         timeout = urllib3.Timeout(connect=min(5.0, seconds), read=seconds)
         # A connection of its own for each call: after an error engines close theirs, and a call must not run into that.
         headers = {"Connection": "close"} | ({} if body is None else {"Content-Type": "application/json"})
@@ -65,10 +69,14 @@ class Control:
             raise EngineError(f"The engine at {self.url} failed in {path} ({response.status}): {_excerpt(data)}")
         if response.status >= 400:
             raise EngineRefused(f"The engine at {self.url} refused {path} ({response.status}): {_excerpt(data)}")
-        try:
-            return json.loads(data) if data else None
-        except ValueError:
-            return None
+        return data
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        return None
 
 
 def _excerpt(data: bytes) -> str:

@@ -7,6 +7,7 @@ tensor and the live sums have agreed with the image's: a wrong mapping is found 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from mailboat.island.engines.engine import (
 )
 from mailboat.island.engines.staging import StagingFolder
 
+_AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} ')
+
 
 class VllmServer:
     """One vLLM server. ``say`` hears which way it is driven and why."""
@@ -41,6 +44,7 @@ class VllmServer:
         self._extended = False  # whether the workers have Mailboat's extension, as of the last load
         self._numbers = itertools.count(1)
         self._told = ""
+        self._standing = False  # paused by this sidecar
 
     def close(self) -> None:
         """Removes what was staged."""
@@ -98,7 +102,8 @@ class VllmServer:
 
     def live_sums(self, image: Image) -> Sums | None:
         """The sums of live memory by the extension; None without it, or when it can't map this inventory."""
-        self._require_awake(seconds=60.0)
+        if not self._standing:  # else it was asked before it was paused
+            self._require_awake(seconds=60.0)
         known = self._opened is not None
         if not self._open(image):
             return None
@@ -149,6 +154,7 @@ class VllmServer:
         be its end.
         """
         self._require_awake(seconds=60.0)
+        self._standing = True
         self._control.post("/pause", query={"mode": "keep"}, seconds=60)
 
     def _require_awake(self, *, seconds: float, sure: bool = True) -> None:
@@ -157,14 +163,20 @@ class VllmServer:
         """
         try:
             answer = self._control.get("/is_sleeping", seconds=seconds)
+            # It says true of an engine that is merely paused, too; which of the two it is stands in the metrics.
+            asleep = isinstance(answer, dict) and answer.get("is_sleeping") is True and self._memory_is_away(seconds)
         except NoSuchRoute:
             return
         except EngineError:
             if sure:
                 raise
             return
-        if isinstance(answer, dict) and answer.get("is_sleeping") is True:
+        if asleep:
             raise EngineAsleep(f"The engine at {self.url} sleeps; wake it up (POST /wake_up).")
+
+    def _memory_is_away(self, seconds: float) -> bool:
+        text = self._control.text("/metrics", seconds=seconds)
+        return any(_AWAKE.match(line) and float(line.rpartition(" ")[2]) == 0 for line in text.splitlines())
 
     def reload(self, image: Image) -> None:
         """Way A: every worker reads the image's folder; afterwards its parameters may lie elsewhere."""
@@ -184,6 +196,7 @@ class VllmServer:
     def resume(self) -> None:
         """`/resume`."""
         self._control.post("/resume", seconds=60)
+        self._standing = False
 
     def reset_cache(self) -> None:
         """`/reset_prefix_cache`: refused as 200 `{"success": false}` while blocks are held."""
