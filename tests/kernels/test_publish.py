@@ -63,8 +63,8 @@ def publish_here(monkeypatch: pytest.MonkeyPatch, publisher: Publisher, tensors:
 
 
 def versions(seed: int = 0) -> list[Tensors]:
-    """Served formats: few changes, many, almost none. FP8 codes with their scales come from the kernel. The payload of a
-    NaN and the sign of a zero always change.
+    """Served formats: few changes, many, almost none. FP8 codes with their scales come from the kernel. A NaN's payload
+    and a zero's sign always change.
     """
     random = np.random.default_rng(seed)
     master = random.standard_normal((60, 67)).astype(np.float32)
