@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from controlplane.fleet import staleness
+from controlplane.fleet import pins, staleness
 from controlplane.fleet.models import Breach, Island
 from controlplane.registry.models import Run, Version
 from tests import factories as make
@@ -52,10 +52,13 @@ def test_seconds_count_from_the_version_that_the_island_lacks(run: Run, versions
     assert Breach.objects.get().kind == "seconds"
 
 
-def test_who_is_lost_or_pinned_breaches_nothing(run: Run, versions: list[Version]) -> None:
+def test_who_is_lost_pinned_or_unknown_breaches_nothing(run: Run, versions: list[Version]) -> None:
     Run.objects.filter(pk=run.pk).update(staleness_versions=0)
     lost = make.mk_island(run, "lost", at=versions[0])
     Island.objects.filter(pk=lost.pk).update(last_seen_at=Now() - timedelta(days=1))
+    pins.pin(make.mk_island(run, "pinned", at=versions[0]), 0, actor="test")
+    unknown = make.mk_island(run, "unknown", at=versions[0])
+    Island.objects.filter(pk=unknown.pk).update(digest="f" * 64)  # not what it was proven to hold
     staleness.watch()
     assert not Breach.objects.exists()
 
