@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -35,6 +35,8 @@ _READ = types.Array(types.uint8, 1, "C", readonly=True)  # bytes that are only r
 _TOTALS = types.uint64[::1]
 _I64 = types.int64
 _tuple: Any = types.Tuple
+_pointer_type: Any = types.CPointer
+_WORDS_AT = _pointer_type(types.uint64)
 _U64 = types.uint64
 _PAIR = _tuple((types.uint64,) * 2)
 
@@ -113,6 +115,18 @@ def _fetch_ahead(typingctx: Any, words: Any, index: Any) -> Any:  # noqa: ARG001
 
 
 _prefetch: Any = intrinsic(_fetch_ahead)
+
+
+def _pointer_to(typingctx: Any, address: Any) -> Any:  # noqa: ARG001 - the names are Numba's
+    """An address as a pointer to words."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return _WORDS_AT(types.int64), generate
+
+
+_pointer: Any = intrinsic(_pointer_to)
 
 
 @njit(_U64(_READ, _I64, _I64), nogil=True, cache=True, inline="always")
@@ -576,6 +590,8 @@ def decode_values(old: Any, positions: Any, width: Any, order: Any, values: Any,
     for i in range(positions.size):
         if i % _BATCH == 0:
             for ahead in range(i, min(i + _BATCH, positions.size)):
+                next_one = np.int64(positions[min(ahead + _BATCH, positions.size - 1)])
+                _prefetch(old, next_one * width >> 3)
                 place = np.int64(positions[ahead]) * width
                 batch[ahead - i] = (old[place >> 3] >> np.uint64((place & 7) * 8)) & mask
         rank = _rank(batch[i % _BATCH], flip, floats, top, mask)
@@ -603,6 +619,44 @@ def decode_values(old: Any, positions: Any, width: Any, order: Any, values: Any,
     if at != literals.size:
         return np.int64(VALUES_LITERAL)
     return np.int64(VALUES_OK)
+
+
+@njit(
+    "int64(int64[:, ::1], uint64[:, ::1], uint8[::1], uint8[::1], uint8[::1], uint32[::1], uint64[::1],"
+    " uint64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_positional(
+    blocks: Any, seeds: Any, codes: Any, values: Any, literals: Any, positions: Any, elements: Any, change: Any
+) -> Any:
+    """Decode a run of positional blocks; returns 0, or 1 where positions are damaged, 2 where values are.
+
+    `blocks`, a row for each: address of its old words, their number, elements, width, order, changes, Rice parameter,
+    bytes of its own in `codes` and in `literals`, and `piece_bytes`, `row0`, `word0` as sums take them. `seeds`: those
+    of its tensor's sums. Filled are `positions`, `elements` (whole words for each block), and `change`, which is what
+    each block does to the two sums.
+    """
+    code, literal, at, word = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for i in range(blocks.shape[0]):
+        old = carray(_pointer(blocks[i, 0]), (blocks[i, 1],))
+        width, count = blocks[i, 3], blocks[i, 5]
+        here = positions[at : at + count]
+        new = elements[word : word + ((count * width + 7) >> 3)]
+        if rice_decode(codes[code : code + blocks[i, 7]], blocks[i, 6], blocks[i, 2], here):
+            return np.int64(1)
+        steps, others = values[at : at + count], literals[literal : literal + blocks[i, 8]]
+        if decode_values(old, here, width, blocks[i, 4], steps, others, new.view(np.uint8)):
+            return np.int64(2)
+        sum_elements(
+            old, new, here, width, blocks[i, 9], blocks[i, 10], blocks[i, 11], seeds[i, 0], seeds[i, 1], change[i]
+        )
+        code += blocks[i, 7]
+        literal += blocks[i, 8]
+        at += count
+        word += new.size
+    return np.int64(0)
 
 
 @njit("void(uint8[::1], int64, uint8[::1])", nogil=True, cache=True, error_model="numpy")
@@ -660,6 +714,7 @@ def scatter(positions: Any, elements: Any, width: Any, start: Any, out: Any) -> 
     """
     size = np.int64(out.size)
     for i in range(positions.size):
+        _prefetch(out, np.int64(positions[min(i + _BATCH, positions.size - 1)]) * width - start)
         at = np.int64(positions[i]) * width - start
         if at >= 0 and at + width <= size:
             for b in range(width):

@@ -229,11 +229,21 @@ def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Posit
     positions = scratch.positions(code.changed)
     r = rice_parameter(code.elements, code.changed)
     if scratch.kernels.rice_decode(code.positions, r, code.elements, positions):
-        raise PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
+        raise damaged_positions()
     words, elements = scratch.words("elements", code.changed * code.width)
     if scratch.kernels.decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
-        raise PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
+        raise damaged_values()
     return positions, words
+
+
+def damaged_positions() -> PatchError:
+    """What to raise where Rice codes are refused."""
+    return PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
+
+
+def damaged_values() -> PatchError:
+    """What to raise where value codes are refused."""
+    return PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
 
 
 def decode_planes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:

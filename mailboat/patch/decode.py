@@ -17,10 +17,10 @@ from mailboat.patch import blocks
 from mailboat.patch.blocks import BlockCode, Positions, Sums
 from mailboat.patch.contextual import GroupDecoder, OldBlock
 from mailboat.patch.format import POSITIONAL, Geometry
-from mailboat.patch.parts import Group, Parts, largest_width
+from mailboat.patch.parts import Group, Parts, RunCode, largest_width
+from mailboat.patch.runs import POSITION_BYTES, addresses_of
 from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
 
-_POSITION_BYTES = 4
 _EVERYWHERE = np.empty(0, np.uint32)
 
 
@@ -65,7 +65,7 @@ class _Place:
 
     def is_small(self, changed: int) -> bool:
         """Whether changes take less memory one by one than the whole block does."""
-        return changed * (_POSITION_BYTES + self.geometry.width) < self.nbytes
+        return changed * (POSITION_BYTES + self.geometry.width) < self.nbytes
 
     def decoded(self, changed: int, positions: Positions, new: Bytes, change: Sums) -> Decoded:
         return Decoded(self.index, self.start, self.nbytes, self.geometry.width, changed, positions, new, change)
@@ -83,7 +83,10 @@ class Decoder:
         yield from self.contextual(stack)
         pool = stack.enter_context(workers(self._threads))
         slots = slots_for(largest_width(self._base.inventory), self._threads)
-        yield from in_order(pool, slots, self._patch.codes(), self.block)
+        addresses = addresses_of(self._base)
+        for run in in_order(pool, slots, self._patch.runs(addresses), self.run):
+            yield from run
+        yield from in_order(pool, slots, self._patch.codes(addresses), self.block)
 
     def contextual(self, stack: ExitStack) -> Iterator[Decoded]:
         """The contextual blocks alone."""
@@ -117,6 +120,27 @@ class Decoder:
             scratch.kernels.gather(new_bytes, positions, code.width, kept)
             return place.decoded(positions.size, positions, kept, change)
         return place.decoded(positions.size, _EVERYWHERE, new_bytes, change)
+
+    def run(self, scratch: Scratch, code: RunCode) -> list[Decoded]:
+        """The blocks of a run; the results' arrays are views of the scratch. Raises PatchError."""
+        run = code.run
+        changed, width, rows = run.rows[:, 5], run.rows[:, 3], len(run.rows)
+        ends, words = np.cumsum(changed), np.cumsum((changed * width + 7) >> 3)
+        positions = scratch.positions(int(ends[-1]))
+        new, new_bytes = scratch.words("elements", int(words[-1]) * 8)
+        change = np.zeros((rows, 2), np.uint64)
+        status = scratch.kernels.decode_positional(
+            run.rows, run.seeds, code.codes, code.values, code.literals, positions, new, change
+        )
+        if status:
+            raise blocks.damaged_positions() if status == 1 else blocks.damaged_values()
+        starts, nbytes = run.first * width, run.rows[:, 2] * width
+        columns = (column.tolist() for column in (run.index, starts, nbytes, width, changed, ends, words))
+        return [
+            Decoded(index, start, size, w, k, positions[end - k : end], new_bytes[at : at + k * w], change[number])
+            for number, (index, start, size, w, k, end, word) in enumerate(zip(*columns, strict=True))
+            for at in (8 * (word - (k * w + 7 >> 3)),)
+        ]
 
     def group(self, scratch: Scratch, group: Group) -> list[Decoded]:
         """The blocks of a coding group. Raises PatchError."""

@@ -20,6 +20,7 @@ from mailboat.errors import PatchError
 from mailboat.patch.blocks import BlockCode
 from mailboat.patch.container import PatchFile
 from mailboat.patch.format import CONTEXTUAL, SAME, Geometry, order_of
+from mailboat.patch.runs import Columns, Numbers, Run, in_runs, runs_of
 from mailboat.patch.streams import ChunkReader
 
 _NOTHING = np.empty(0, np.uint8)
@@ -44,6 +45,16 @@ class Group:
     blocks: tuple[tuple[int, int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunCode:
+    """A run, and its bytes of the streams."""
+
+    run: Run
+    codes: Bytes
+    values: Bytes
+    literals: Bytes
+
+
 class Parts:
     """The opened parts of a patch, consistent among themselves and with the inventory."""
 
@@ -61,6 +72,7 @@ class Parts:
         told = (first.tensors, first.elements, first.full_bytes)
         if told != (len(inventory.tensors), inventory.elements, inventory.full_bytes):
             raise PatchError("The patch's sizes are not those of its inventory; fetch or build it again.")
+        self._columns = Columns.of(inventory)
         self.places = self._carried()
         self._streams: dict[tuple[int, str], ChunkReader] = {}
         # As lists: a block is looked up by single numbers, which arrays give slowly.
@@ -71,15 +83,26 @@ class Parts:
         """Open all parts, to be closed by `stack`. Raises PatchError, UnknownCodec."""
         return cls([stack.enter_context(PatchFile.open(path)) for path in paths], inventory)
 
-    def codes(self) -> Iterator[tuple[int, int, BlockCode]]:
-        """(inventory index, first element, code) of each changed block that isn't contextual, in order."""
-        for index, place in enumerate(self.places):
-            if not place.changed:
-                continue
-            geometry = Geometry.of(self.inventory.tensors[index])
-            encoding = place.part.table.encoding[place.first_block : place.first_block + geometry.blocks]
-            for number in np.flatnonzero((encoding != SAME) & (encoding != CONTEXTUAL)).tolist():
-                yield index, geometry.block(number)[0], self.code(index, number)
+    def codes(self, addresses: Numbers) -> Iterator[tuple[int, int, BlockCode]]:
+        """(inventory index, first element, code) of each changed block that is neither contextual nor in a run."""
+        for part in self.parts:
+            table = part.table
+            alone = (table.encoding != SAME) & (table.encoding != CONTEXTUAL) & ~in_runs(table, addresses)
+            for block in np.flatnonzero(alone).tolist():
+                index, first, _, _ = self._described(part, block)
+                yield index, first, self._code(part, block, index)
+
+    def runs(self, addresses: Numbers) -> Iterator[RunCode]:
+        """The runs of all parts, where the tensors lie at `addresses` (0: elsewhere)."""
+        for part in self.parts:
+            starts = self._starts[part.part]
+            for run in runs_of(part.table, self._columns, addresses):
+                first, last = int(run.numbers[0]), int(run.numbers[-1]) + 1
+                start, end = starts["positions"][first], starts["positions"][last]
+                values, literals = (
+                    self._read(part, name, starts[name][first], starts[name][last]) for name in ("values", "literals")
+                )
+                yield RunCode(run, part.read_positions(start, end - start), values, literals)
 
     def groups(self) -> Iterator[Group]:
         """The coding groups that have contextual blocks."""
@@ -101,8 +124,11 @@ class Parts:
     def code(self, index: int, number: int) -> BlockCode:
         """One block's encoded bytes, with nothing decoded but the chunks that they lie in. Not thread safe."""
         place = self.places[index]
-        table, at = place.part.table, place.first_block + number
-        spans = {name: (starts[at], starts[at + 1]) for name, starts in self._starts[place.part.part].items()}
+        return self._code(place.part, place.first_block + number, index)
+
+    def _code(self, part: PatchFile, at: int, index: int) -> BlockCode:
+        table = part.table
+        spans = {name: (starts[at], starts[at + 1]) for name, starts in self._starts[part.part].items()}
         tensor = self.inventory.tensors[index]
         position_start, position_end = spans["positions"]
         size = position_end - position_start
@@ -112,8 +138,8 @@ class Parts:
             width=Geometry.of(tensor).width,
             order=order_of(tensor.dtype),
             changed=int(table.block_changed[at]),
-            positions=place.part.read_positions(position_start, size) if size else _NOTHING,
-            **{name: self._read(place.part, name, *spans[name]) for name in ("values", "literals", "dense")},
+            positions=part.read_positions(position_start, size) if size else _NOTHING,
+            **{name: self._read(part, name, *spans[name]) for name in ("values", "literals", "dense")},
         )
 
     def side_files(self, base: Sequence[SideFile]) -> tuple[SideFile, ...]:
@@ -151,9 +177,8 @@ class Parts:
         """(inventory index, first element, elements, changed elements) of a block by its number in a part's table."""
         table = part.table
         place = int(table.block_tensor[block])
-        index = int(table.index[place])
-        first, elements = Geometry.of(self.inventory.tensors[index]).block(block - int(table.block_start[place]))
-        return index, first, elements, int(table.block_changed[block])
+        first, elements = int(table.block_first[block]), int(table.block_elements[block])
+        return int(table.index[place]), first, elements, int(table.block_changed[block])
 
     def _carried(self) -> list[Place]:
         tensors = self.inventory.tensors
@@ -163,12 +188,14 @@ class Parts:
         places: list[Place | None] = [None] * len(tensors)
         for part in self.parts:
             table = part.table
-            for at, (index, changed) in enumerate(zip(table.index.tolist(), table.changed.tolist(), strict=True)):
-                if table.geometry(at) != Geometry.of(tensors[index]):
-                    raise PatchError(
-                        f"The patch does not fit the shape of {tensors[index].name}; fetch or build it again."
-                    )
-                places[index] = Place(part, at, int(table.block_start[at]), changed)
+            told = np.stack([table.elements, table.row_elements, table.width.astype(np.uint64)], axis=1)
+            wrong = np.flatnonzero((told != self._columns.geometries[table.index]).any(axis=1))
+            if len(wrong):
+                name = tensors[int(table.index[wrong[0]])].name
+                raise PatchError(f"The patch does not fit the shape of {name}; fetch or build it again.")
+            columns = (table.index.tolist(), table.block_start[:-1].tolist(), table.changed.tolist())
+            for at, (index, first_block, changed) in enumerate(zip(*columns, strict=True)):
+                places[index] = Place(part, at, first_block, changed)
         return [place for place in places if place is not None]
 
 

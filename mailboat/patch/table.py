@@ -128,17 +128,28 @@ class Table:
     @cached_property
     def block_elements(self) -> Column:
         """Coding elements of each block."""
+        return self._block_places[1]
+
+    @property
+    def block_first(self) -> Column:
+        """The first coding element of each block, counted in its tensor."""
+        return self._block_places[0]
+
+    @cached_property
+    def _block_places(self) -> tuple[Column, Column]:
+        """For each block its first element and how many it has."""
         place = self.block_tensor
         number = np.arange(len(place), dtype=np.int64) - self.block_start[place]
         row = self.row_elements.astype(np.int64)[place]
         if not len(place):
-            return row
+            return row, row
         long_rows = row >= BLOCK_ELEMENTS
         pieces = np.maximum(-(-row // BLOCK_ELEMENTS), 1)
-        in_row = np.minimum(BLOCK_ELEMENTS, row - number % pieces * BLOCK_ELEMENTS)
+        column = number % pieces * BLOCK_ELEMENTS
         whole = BLOCK_ELEMENTS // np.maximum(row, 1) * row
-        of_rows = np.minimum(whole, self.elements.astype(np.int64)[place] - number * whole)
-        return np.where(long_rows, in_row, of_rows)
+        first = np.where(long_rows, number // pieces * row + column, number * whole)
+        left = np.where(long_rows, row - column, self.elements.astype(np.int64)[place] - first)
+        return first, np.minimum(left, np.where(long_rows, BLOCK_ELEMENTS, whole))
 
     @cached_property
     def block_group(self) -> Column:
@@ -197,10 +208,6 @@ class Table:
     def raw_size(self, stream: str) -> int:
         """Raw bytes of a stream."""
         return int(self.starts[stream][-1])
-
-    def geometry(self, place: int) -> Geometry:
-        """Geometry of a carried tensor by its place in the table."""
-        return Geometry(int(self.elements[place]), int(self.row_elements[place]), int(self.width[place]))
 
     def codecs(self) -> tuple[str, ...]:
         """Names of the encodings in use, sorted."""
@@ -303,9 +310,13 @@ def _block_counts(elements: Column, row_elements: Column, width: Column, changed
         _refuse("a tensor beyond all bounds")
     if ((row_elements == 0) != (elements == 0)).any() or (elements % np.maximum(row_elements, 1) != 0).any():
         _refuse("rows that do not divide their tensor")
-    counts = [0] * len(elements)
-    for place in np.flatnonzero(changed).tolist():
-        counts[place] = Geometry(int(elements[place]), int(row_elements[place]), 1).blocks
+    # As `Geometry.blocks`. As a list, because no sum of what a file says may wrap around.
+    row = np.maximum(row_elements, 1).astype(np.int64)
+    rows = elements.astype(np.int64) // row
+    long_rows = row >= BLOCK_ELEMENTS
+    together = np.where(long_rows, 1, BLOCK_ELEMENTS // row)
+    each = np.where(long_rows, -(-row // BLOCK_ELEMENTS), 1)
+    counts: list[int] = (-(-rows // np.maximum(together, 1)) * each * (changed > 0)).tolist()
     return counts
 
 
