@@ -20,6 +20,7 @@ _FP8_MAX = np.int32(0x43E00000)  # 448
 _FP4_MAX = np.int32(0x40C00000)  # 6
 _EIGHT = np.int32(0x41000000)
 _ONE = np.int32(1)
+_STRETCH = 1024  # in the nearest cache when it is looked at again
 
 
 @njit(_ROUND, nogil=True, cache=True, inline="always")
@@ -33,15 +34,40 @@ def _shifted(magnitude: Any, least: Any, exponent_of_least: Any) -> Any:
     return np.int32((significand + half) >> shift)
 
 
+@njit("uint32(uint32)", nogil=True, cache=True, inline="always")
+def _cast(bits: Any) -> Any:
+    upper = bits >> np.uint32(16)
+    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return upper | np.uint32(0x40) if is_nan else rounded
+
+
 @njit("void(uint32[::1], uint16[::1])", nogil=True, cache=True)
 def cast_bf16(wide: Any, out: Any) -> None:
     """FP32 bits to BF16 bits, to nearest, ties to even; NaNs keep sign and upper payload and become quiet."""
     for i in range(wide.size):
-        bits = wide[i]
-        upper = bits >> np.uint32(16)
-        rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
-        is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        out[i] = np.uint16(upper | np.uint32(0x40)) if is_nan else np.uint16(rounded)
+        out[i] = np.uint16(_cast(wide[i]))
+
+
+@njit("int64(uint32[::1], uint16[::1])", nogil=True, cache=True)
+def refresh_bf16(wide: Any, served: Any) -> Any:
+    """The same into `served`, which holds an earlier cast; returns how many elements differed. Stretches in which none
+    does are only read.
+    """
+    changed = np.int64(0)
+    for start in range(0, wide.size, _STRETCH):
+        masters, bits = wide[start : start + _STRETCH], served[start : start + _STRETCH]
+        differs = np.uint32(0)
+        for i in range(masters.size):
+            differs |= _cast(masters[i]) ^ np.uint32(bits[i])
+        if differs:
+            count = np.int32(0)
+            for i in range(masters.size):
+                new = np.uint16(_cast(masters[i]))
+                count += np.int32(1) if new != bits[i] else np.int32(0)
+                bits[i] = new
+            changed += count
+    return changed
 
 
 @njit(types.void(_BITS, _WEIGHTS, types.uint8[::1]), nogil=True, cache=True)

@@ -21,7 +21,6 @@ from mailboat.trainer.in_place import on_accelerator, slices
 from mailboat.trainer.trail import Trail
 
 _log = logging.getLogger(__name__)
-_PIECE = 1 << 18  # elements that are cast at a time on the CPU: no second copy of a tensor is ever made
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,24 +187,8 @@ def _like(parameter: Any, view: Any) -> Any:
 
 
 def _refresh(master: Any, served: Any) -> int:
-    """The same on the CPU, a piece at a time."""
-    from mailboat.quantise.compiled import cast_bf16  # Numba, on use
+    """The same on the CPU, in place."""
+    from mailboat.quantise.compiled import refresh_bf16  # Numba, on use
 
-    wide, held = master.reshape(-1).numpy().view(np.uint32), _bits(served)
-    room = np.empty(min(wide.size, _PIECE), np.uint16)
-    changed = 0
-    for start in range(0, wide.size, _PIECE):
-        old = held[start : start + _PIECE]
-        new = room[: old.size]
-        cast_bf16(wide[start : start + _PIECE], new)
-        where = np.flatnonzero(new != old)
-        old[where] = new[where]
-        changed += int(where.size)
-    return changed
-
-
-def _bits(served: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    import torch
-
-    bits: np.ndarray[Any, np.dtype[np.uint16]] = served.view(torch.int16).reshape(-1).numpy().view(np.uint16)
-    return bits
+    bits = served.view(sys.modules["torch"].int16).reshape(-1).numpy().view(np.uint16)
+    return int(refresh_bf16(master.reshape(-1).numpy().view(np.uint32), bits))
