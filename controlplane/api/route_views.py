@@ -81,10 +81,12 @@ class Plan(ProjectView):
 def _means(request: Request, island: Island | None) -> Means:
     """What the caller says of itself; beyond that, what is known of the island."""
     known = (island.link_bytes_per_second, island.cores, island.apply_bytes_per_second) if island else (None,) * 3
+    apply = paging.number(request, "apply", None, low=1)
     return Means.of(
         link=paging.number(request, "link", known[0], low=1),
         cores=paging.number(request, "cores", known[1] or None, low=1, high=CORES),
-        apply=paging.number(request, "apply", known[2], low=1),
+        apply=apply or known[2],
+        quick=island.quick_bytes_per_second if island and apply is None else None,
         codecs=_codecs(request),
     )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from controlplane.fleet import measures
 from controlplane.fleet.models import Island
 from controlplane.registry import plan as planning
-from controlplane.registry.cost import Means
+from controlplane.registry.cost import Means, is_contextual
 from controlplane.registry.models import Patch, Run, Version
 from controlplane.registry.plan import Edge
 
@@ -38,16 +39,15 @@ def wanted(run: Run) -> Encoding:
 def fleet_of(run: Run) -> list[Means]:
     """The run's islands whose links have been measured."""
     islands = Island.objects.filter(run=run, enabled=True, pending=False, link_bytes_per_second__isnull=False)
-    rows = islands.values_list("link_bytes_per_second", "cores", "apply_bytes_per_second", "codecs")
-    return [Means.of(link=link, cores=cores, apply=apply, codecs=codecs or None) for link, cores, apply, codecs in rows]
+    return [measures.means_of(island, codecs=island.codecs or None) for island in islands]
 
 
 def choice(steps: list[Edge], fleet: list[Means], full_bytes: int) -> Encoding:
     """By the newest patch of either kind among `steps` (newest first), as large as they would be for the changes of the
     newest one.
     """
-    small = next((edge for edge in steps if "contextual" in edge.codecs), None)
-    quick = next((edge for edge in steps if "contextual" not in edge.codecs), None)
+    small = next((edge for edge in steps if is_contextual(edge.codecs)), None)
+    quick = next((edge for edge in steps if not is_contextual(edge.codecs)), None)
     if small is None:
         return SIZE
     if quick is None:

@@ -63,6 +63,7 @@ class Island(models.Model):
     # Measured by the island itself; what its plans are made for.
     link_bytes_per_second = models.BigIntegerField(null=True)
     apply_bytes_per_second = models.BigIntegerField(null=True)
+    quick_bytes_per_second = models.BigIntegerField(null=True)  # the same from patches with nothing contextual in them
     trusted_keys = models.JSONField(default=list)  # public keys of publishers (hex) that it was started with
     members = models.JSONField(default=list)  # member hosts: {name, version, phase, reason}
     token = models.OneToOneField("accounts.Token", on_delete=models.SET_NULL, null=True, related_name="island")

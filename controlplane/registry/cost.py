@@ -14,7 +14,7 @@ DEFAULT_LINK = 12_500_000.0  # bytes per second, of an island that nobody has me
 DEFAULT_CORES = 4
 MORE_CORES = 0.7  # what each core after the first adds: all of them share the memory's bandwidth
 CONTEXTUAL = 5.0e9  # scans the base whole: positions are coded given the old weights
-POSITIONAL = 11.0e9
+POSITIONAL = 12.0e9
 XOR = 2.0e9
 DENSE = 2.5e9  # every byte is read, written and summed
 STRONG = 1.7e9  # BLAKE3 over the result, where the publisher did not sign the bytes
@@ -39,12 +39,14 @@ class Applied(Protocol):
 @dataclass(frozen=True, slots=True)
 class Means:
     """What an island travels with. `codecs` None: every one that there is. `speed` is how many times as fast as one
-    core of the measurements it decodes and proves.
+    core of the measurements it decodes and proves; `quick`, where it is known, the same for patches that have nothing
+    contextual: memory and cores need not be alike in both.
     """
 
     link: float = DEFAULT_LINK
     speed: float = 1.0
     codecs: frozenset[str] | None = None
+    quick: float | None = None
 
     @classmethod
     def of(
@@ -54,17 +56,22 @@ class Means:
         cores: int | None = None,
         codecs: Iterable[str] | None = None,
         apply: float | None = None,
+        quick: float | None = None,
     ) -> Means:
-        """From what is known of it. `apply`, from `apply_speed` of its own updates, says more than the number of its
-        cores.
+        """From what is known of it. `apply` and `quick`, from `apply_speed` of its own updates by patches with
+        contextual blocks and without, say more than the number of its cores.
         """
-        speed = 1.0 + MORE_CORES * (max(1, cores or DEFAULT_CORES) - 1)
-        if apply:
-            speed = max(0.05, min(apply / CONTEXTUAL, 4 * speed))
+        nominal = 1.0 + MORE_CORES * (max(1, cores or DEFAULT_CORES) - 1)
+
+        def times(found: float) -> float:
+            return max(0.05, min(found / CONTEXTUAL, 4 * nominal))
+
+        told = apply or quick
         return cls(
             link=float(max(1, link)) if link else DEFAULT_LINK,
-            speed=speed,
+            speed=times(told) if told else nominal,
             codecs=None if codecs is None else frozenset(codecs),
+            quick=times(quick) if quick else None,
         )
 
     def knows(self, codecs: str) -> bool:
@@ -73,11 +80,14 @@ class Means:
 
     def scan(self, codecs: str, full_bytes: int) -> float:
         """Seconds to go over the model once for a patch with these codecs."""
-        return STEP + full_bytes / (_rate(codecs) * self.speed)
+        return STEP + full_bytes / (_rate(codecs) * self._speed(codecs))
 
     def element(self, codecs: str) -> float:
         """Seconds for each element that a patch with these codecs carries."""
-        return _element(codecs) / self.speed
+        return _element(codecs) / self._speed(codecs)
+
+    def _speed(self, codecs: str) -> float:
+        return self.speed if self.quick is None or is_contextual(codecs) else self.quick
 
     def strong(self, full_bytes: int) -> float:
         """Seconds for the strong digests of a result, once per route with bytes that the publisher did not sign."""
@@ -96,6 +106,11 @@ def apply_speed(patches: Iterable[Applied], full_bytes: int, seconds: float, *, 
     return CONTEXTUAL * (alone + (full_bytes / STRONG if strong else 0.0)) / seconds
 
 
+def is_contextual(codecs: str) -> bool:
+    """Whether a patch has blocks that are coded given the old weights."""
+    return "contextual" in codecs
+
+
 def _rate(codecs: str) -> float:
     """That of the codec that most of a patch has: beside the first two, the others carry scales and other small tensors
     that change everywhere, and their elements are counted as changed.
@@ -104,4 +119,4 @@ def _rate(codecs: str) -> float:
 
 
 def _element(codecs: str) -> float:
-    return SHIPPED_IN_CONTEXT if "contextual" in codecs else SHIPPED
+    return SHIPPED_IN_CONTEXT if is_contextual(codecs) else SHIPPED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controlplane.fleet import measures
 from controlplane.fleet.models import Island
 from controlplane.registry import merging, routes
-from controlplane.registry.cost import Means
 from controlplane.registry.errors import Missing, Refusal
 
 
@@ -43,7 +43,7 @@ def to_head(island: Island) -> Journey | str | None:
     channel = island.pin or island.channel
     if channel.version is None or island.pending:
         return None
-    means = Means.of(link=island.link_bytes_per_second, cores=island.cores, apply=island.apply_bytes_per_second)
+    means = measures.means_of(island)
     number = channel.version.number
     try:
         known = bool(routes.numbers_of(island.run, island.digest))

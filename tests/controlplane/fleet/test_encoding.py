@@ -94,3 +94,12 @@ def test_an_island_that_can_not_read_the_smallest_gets_the_other(linked: Run) ->
         island(linked, SLOW)
     island(linked, SLOW, codecs=["dense", "xor", "positional"])
     assert encoding.wanted(linked) == "speed"
+
+
+def test_by_what_an_island_is_quick_with(linked: Run) -> None:
+    publish(linked, "contextual", "positional")
+    found = island(linked, FAST, apply_bytes_per_second=20_000_000_000, quick_bytes_per_second=2_000_000_000)
+    assert encoding.wanted(linked) == "size", "it takes longer over positional patches than their model says"
+    found.quick_bytes_per_second = None
+    found.save()
+    assert encoding.wanted(linked) == "speed"

@@ -33,25 +33,36 @@ def report(island: Island, version: Any, **facts: Any) -> Island:
 def test_an_old_measurement_and_a_new_one_count_alike(run: Run) -> None:
     versions = create_line(run, 3)
     island = report(mk_island(run), versions[1])
-    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (500_000, like_contextual(450e6))
+    assert (island.link_bytes_per_second, island.quick_bytes_per_second) == (500_000, like_contextual(450e6))
     island = report(island, versions[2], seconds={"fetch": 2.0, "prepare": 0.3}, route=["patch 0-1", "patch 1-2"])
-    assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (750_000, like_contextual(375e6))
+    assert (island.link_bytes_per_second, island.quick_bytes_per_second) == (750_000, like_contextual(375e6))
 
 
 @pytest.mark.parametrize(
-    ("codecs", "kind", "speed"),
+    ("codecs", "kind", "apply", "quick"),
     [
-        ("positional", "merged", 1e9 * CONTEXTUAL * (1 / POSITIONAL + 1 / STRONG)),
-        ("contextual,positional", "merged", 1e9 * CONTEXTUAL * (1 / CONTEXTUAL + 1 / STRONG)),
-        ("contextual", "step", 1e9),
+        ("contextual", "step", 1e9, None),
+        ("contextual,positional", "merged", 1e9 * CONTEXTUAL * (1 / CONTEXTUAL + 1 / STRONG), None),
+        ("positional", "step", None, 1e9 * CONTEXTUAL / POSITIONAL),
     ],
 )
-def test_a_machine_is_as_quick_whatever_patch_tells_of_it(run: Run, codecs: str, kind: str, speed: float) -> None:
+def test_speeds_with_either_kind_of_patch_stand_apart(
+    run: Run, codecs: str, kind: str, apply: float | None, quick: float | None
+) -> None:
     first = mk_version(run, 0)
     last = mk_version(run, 4, parent=first, patch_bytes=None)
     Patch.objects.create(run=run, from_version=first, to_version=last, kind=kind, bytes=1, codecs=codecs)
     island = report(mk_island(run), last, seconds={"prepare": FULL_BYTES / 1e9}, route=["patch 0-4"])
-    assert island.apply_bytes_per_second == pytest.approx(speed)
+    found = island.apply_bytes_per_second, island.quick_bytes_per_second
+    assert found == (apply and pytest.approx(apply), quick and pytest.approx(quick))
+
+
+def test_a_route_of_both_kinds_tells_neither(run: Run) -> None:
+    versions = create_line(run, 2)
+    last = mk_version(run, 2, parent=versions[1], patch_bytes=None)
+    Patch.objects.create(run=run, from_version=versions[1], to_version=last, bytes=1, codecs="contextual")
+    island = report(mk_island(run), last, route=["patch 0-1", "patch 1-2"])
+    assert (island.apply_bytes_per_second, island.quick_bytes_per_second) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +77,4 @@ def test_a_machine_is_as_quick_whatever_patch_tells_of_it(run: Run, codecs: str,
 def test_what_measures_nothing_changes_nothing(run: Run, facts: dict[str, Any]) -> None:
     island = report(mk_island(run), create_line(run, 2)[1], **facts)
     assert (island.link_bytes_per_second, island.apply_bytes_per_second) == (None, None)
+    assert island.quick_bytes_per_second is None
