@@ -796,14 +796,16 @@ def _no_event(y):  # type: ignore[no-untyped-def]
     if whole >= _U16:
         return _U1
     steep = np.uint64(STEEP[(y >> _U14) & _FF])
-    return min(max(((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> whole, _U1), _FFFF)
+    p = ((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> whole
+    return max(p - (p >> _U16), _U1)
 
 
 @njit("uint64(uint64)", nogil=True, cache=True, inline="always")
 def _likely_no_event(y):  # type: ignore[no-untyped-def]
     """As `_no_event`, for y below two bits."""
     steep = np.uint64(STEEP[y >> _U14])
-    return min(((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> (y >> _U22), _FFFF)
+    p = ((steep >> _U8) - (((steep & _FF) * ((y >> _U6) & _FF)) >> _U8)) >> (y >> _U22)
+    return p - (p >> _U16)  # 65536 is the only one too many, and no processor guesses where it is
 
 
 @njit(_STATE3(_U64, _U64, _CODES, _U64, _U64), nogil=True, cache=True, inline="always")
@@ -1379,7 +1381,7 @@ def encode_contextual(
         # Chunks without a change, and likely so: one bit each.
         quiet = min(ready, position // CHUNK)
         limit = due - events * _PER_EVENT
-        while chunk < quiet and at < room:
+        while chunk < quiet:
             part = np.uint64(chunks[np.uint64(chunk) % _TILE]) & _SUMMED
             y = (part * scale) >> _U16
             if y > _SPLIT:
@@ -1388,6 +1390,8 @@ def encode_contextual(
             if span < _LOW_RANGE:
                 out[at] = np.uint32(low >> _S32)
                 low, span, at = low << _S32, span << _S32, at + _U1
+                if at >= room:
+                    return np.int64(CONTEXTUAL_FULL)
             exposure += part
             chunk += 1
             if exposure >= limit:
