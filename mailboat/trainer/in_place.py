@@ -108,12 +108,12 @@ class OldBytes:
         """Bring what is held to the state of `image`."""
         if self._target == image.digest != self._state:
             scatter = gpu_kernels("changes").scatter
+            held, self._held = self._held, {}  # what was not looked at this time does not come along
             for index, moved in self._moved.items():
-                if moved is None:
-                    self._held.pop(index, None)
-                    continue
-                for positions, elements in moved:
-                    scatter(self._held[index], positions, elements)
+                for positions, elements in moved or ():
+                    scatter(held[index], positions, elements)
+                if moved is not None:
+                    self._held[index] = held[index]
         elif self._state != image.digest:
             self._held.clear()
         self._state, self._target = image.digest, None
