@@ -162,7 +162,6 @@ class Mixed(ContractEngine):
         return versions.pop() if len(versions) == 1 else -1
 
 
-@pytest.mark.long
 def test_both_hosts_hold_the_old_version_or_both_the_new_one(hosts: None, tmp_path: Path) -> None:
     versions = Versions(tmp_path)
     publisher: Publisher
