@@ -1,4 +1,5 @@
-"""Runs everything: versions under load by way A and way B, a backlog, a kill in a commit, and fresh starts to compare.
+"""Runs everything: versions under load by way A and way B, a backlog, sleep, a kill in a commit, and fresh starts to
+compare.
 
 Before each commit the engine answers the very prompts that are compared afterwards, so that its prefix cache holds
 their keys by older weights. What it answers at rest after the last version, and again after it was killed and came
@@ -61,12 +62,13 @@ class Way:
     at_rest: Answers
     after_kill: Answers
     cached: float
+    slept: bool
     fenced: bool
 
     @property
     def sound(self) -> bool:
-        """Whether the kill was fenced, and the prefix cache was used at all, so that it could have leaked."""
-        return self.fenced and self.cached > 0
+        """Whether sleep and kill were fenced, and the prefix cache was used at all, so that it could have leaked."""
+        return self.slept and self.fenced and self.cached > 0
 
 
 def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) -> Way:
@@ -97,6 +99,7 @@ def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) ->
         at_rest = Answers.ask(sidecar.url, rig, work / name / "at-rest")
         greedy(sidecar.url)  # once more: now the prompts are in the cache by these weights
         cached = engine.cached_tokens()
+        slept = sleeps_and_wakes(engine.url, sidecar.url)
         fenced = kill_in_commit(engine, rig, sidecar)
         engine = Vllm(python, served, log, extension=name == "b", port=engine.port)
         engine.wait()
@@ -108,7 +111,7 @@ def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) ->
         if sidecar is not None:
             sidecar.close()
     rig.image.close()
-    return Way(median(pauses), load, at_rest, after_kill, cached, fenced)
+    return Way(median(pauses), load, at_rest, after_kill, cached, slept, fenced)
 
 
 def equal_fresh_starts(python: Path, work: Path, found: list[Answers]) -> bool:
@@ -140,6 +143,23 @@ def backlog(load: Load, step: Any) -> None:
     step()
     for thread in threads:
         thread.join(300)
+
+
+def sleeps_and_wakes(engine: str, sidecar: str) -> bool:
+    """Puts the engine to sleep and wakes it (on CPUs its memory stays where it is): no traffic meanwhile."""
+
+    def healthy(wanted: int) -> bool:
+        until = time.monotonic() + 60
+        while (answer := urllib3.request("GET", f"{sidecar}/health", timeout=10)).status != wanted:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.2)
+        return wanted == 200 or b"sleeps" in answer.data
+
+    urllib3.request("POST", f"{engine}/sleep?level=1", timeout=60)
+    slept = healthy(503)
+    urllib3.request("POST", f"{engine}/wake_up", timeout=60)
+    return healthy(200) and slept
 
 
 def kill_in_commit(engine: Vllm, rig: Rig, sidecar: Any) -> bool:
