@@ -101,7 +101,13 @@ def build_patch(
 
 @contextmanager
 def part_builder(
-    base: TensorSource, target: TensorSource, out: Path, part: PartSpec, *, base_state: State
+    base: TensorSource,
+    target: TensorSource,
+    out: Path,
+    part: PartSpec,
+    *,
+    base_state: State,
+    encode_for: EncodeFor = "size",
 ) -> Iterator[PartBuilder]:
     """Build one part where nobody has all of `target`: `scan` reads only what the part carries and gives the digests
     of that; whoever joins those of all parts gives the whole target state to `write`. Raises as `build_patch`.
@@ -113,7 +119,7 @@ def part_builder(
         stack.enter_context(disk_full_as_error(out.parent))
         threads = thread_count(None)
         builder = _Builder(
-            base, target, part, base_state=base_state, encode_for="size", threads=threads, folder=out.parent,
+            base, target, part, base_state=base_state, encode_for=encode_for, threads=threads, folder=out.parent,
             stack=stack, carried_only=True,
         )  # fmt: skip
         yield PartBuilder(builder, out)

@@ -20,6 +20,7 @@ from mailboat.errors import InventoryMismatch, StoreError
 from mailboat.image import Image
 from mailboat.manifest import BlobRef, ParentRef, PatchRef
 from mailboat.patch.build import BuiltPatch, PartBuilder, PartSpec, part_builder
+from mailboat.patch.encoder import EncodeFor
 from mailboat.replies import ReadyVersion
 from mailboat.trainer.copy import Candidate
 from mailboat.trainer.holdings import Holdings, OwnedSource, StaleChanges
@@ -163,7 +164,7 @@ class RankedPublisher(Publisher):
         folder = image.folder.parent
         path = folder / f"version-{standing.number}-rank-{self._ranks.rank}.mbp"
         try:
-            target, built = self._build(holdings, image, path)
+            target, built = self._build(holdings, image, path, standing.info.encode_next)
             again = self._ranks.from_first(lambda: self._sent_before(target, step, standing))
             self._laps.lap("build")
             if again is None:
@@ -181,7 +182,7 @@ class RankedPublisher(Publisher):
         return self._wait(version) if wait else version
 
     def _build(
-        self, holdings: Holdings, image: Image, path: Path, *, again: bool = False
+        self, holdings: Holdings, image: Image, path: Path, encode_for: EncodeFor, *, again: bool = False
     ) -> tuple[State, BuiltPatch | None]:
         """The target's state, of everybody's rows, and this rank's part, where it owns anything."""
         with ExitStack() as stack:
@@ -193,7 +194,7 @@ class RankedPublisher(Publisher):
                     return None, None, None
                 owners = sorted(set(holdings.owners))
                 spec = PartSpec(owners.index(self._ranks.rank), len(owners), own.indices)
-                opened = part_builder(image, own, path, spec, base_state=image.state)
+                opened = part_builder(image, own, path, spec, base_state=image.state, encode_for=encode_for)
                 builder = stack.enter_context(opened)
                 mine = builder.scan()
                 try:
@@ -213,7 +214,7 @@ class RankedPublisher(Publisher):
             raise StaleChanges(doubts[0])
         _log.warning("Everything is compared with the copy again: %s", doubts[0])
         holdings.distrust(self._old)
-        return self._build(holdings, image, path, again=True)
+        return self._build(holdings, image, path, encode_for, again=True)
 
     def _joined(self, own: OwnedSource, mine: State | None) -> State:
         """The state whose rows are those that each rank measured of what it owns."""

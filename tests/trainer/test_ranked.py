@@ -20,6 +20,7 @@ from torch import nn
 from mailboat.checkpoint.source import ArraySource
 from mailboat.digest import measure
 from mailboat.errors import CheckpointError, Conflict, InventoryMismatch, MailboatError
+from mailboat.patch import PatchFile
 from mailboat.trainer import PeerFailed, RankedPublisher, follow
 from mailboat.trainer.ranks import Ranks
 from mailboat.trainer.tensors import tensor_source
@@ -79,6 +80,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         # For those that run the kernels: Triton asks when it is imported.
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("TRITON_INTERPRET", "1")
         servers = {name: stack.enter_context(ContractServer().serving()) for name in WORKS}
+        servers["quick"].run_says = {"encode_next": "speed"}
         for name in WORKS:
             (folder / name).mkdir()
         with suppress(mp.ProcessRaisedException, mp.ProcessExitedException):
@@ -236,6 +238,28 @@ def _fail(publisher: RankedPublisher, rank: int) -> Any:
     return said, version.number, version.changed
 
 
+def _quick(publisher: RankedPublisher, rank: int) -> Any:
+    """Each rank holds a tensor; what the next patch is encoded for is the server's to say."""
+    random = np.random.default_rng(rank)
+    bits = random.integers(0, 1 << 16, (400, 64), np.uint16)
+    tensors = {f"of.{rank}": bits.view(np.float16)}
+    publisher.publish(tensors)
+    bits.reshape(-1)[random.choice(bits.size, bits.size // 100, replace=False)] ^= 1
+    return publisher.publish(tensors).number
+
+
+def test_every_rank_encodes_for_what_the_server_says(worked: Callable[[str], Worked], tmp_path: Path) -> None:
+    work = worked("quick")
+    assert work.results == [1, 1]
+    patch = work.server.versions[1].manifest.patch
+    assert patch is not None and len(patch.parts) == RANKS
+    for blob in patch.parts:
+        path = tmp_path / blob.sha256
+        path.write_bytes(work.server.blobs[blob.sha256])
+        with PatchFile.open(path) as part:
+            assert part.codecs == ("positional",)
+
+
 def _groups(_: RankedPublisher, rank: int) -> Any:
     """Ranks outside of the group are not asked."""
     groups = [dist.new_group([each]) for each in range(RANKS)]
@@ -272,5 +296,6 @@ WORKS: dict[str, Callable[[RankedPublisher, int], Any]] = {
     "differ": _differ,
     "stages": _stages,
     "fail": _fail,
+    "quick": _quick,
     "groups": _groups,
 }
