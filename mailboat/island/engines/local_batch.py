@@ -6,6 +6,7 @@ went away, leaves at once, and new ones join between two passes. Nothing here kn
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,8 @@ class Batch:
         job.random.manual_seed(seed) if seed is not None else job.random.seed()
         out = model(input_ids=torch.tensor([job.prompt]), use_cache=True)
         self.rows = [Row(job, sample) for sample in job.samples]
-        self._cache = out.past_key_values
+        self._called = _cache_of(model)
+        self._cache = out[self._called]
         if count > 1:
             self._cache.batch_repeat_interleave(count)
         self._mask = torch.ones(count, len(job.prompt), dtype=torch.long)
@@ -111,8 +113,8 @@ class Batch:
         more: dict[str, Any] = {}
         if not bool(self._mask.all()):
             more = {"attention_mask": self._mask, "position_ids": self._mask.sum(1, keepdim=True) - 1}
-        out = model(input_ids=self._last, past_key_values=self._cache, use_cache=True, **more)
-        self._cache = out.past_key_values
+        out = model(input_ids=self._last, use_cache=True, **{self._called: self._cache}, **more)
+        self._cache = out[self._called]
         self.logits = out.logits[:, -1].float()
 
     def drop_ended(self) -> None:
@@ -150,6 +152,11 @@ class Batch:
         self._mask = torch.cat(masks)
         self._last = torch.cat([self._last, other._last])
         self.rows += other.rows
+
+
+def _cache_of(model: Any) -> str:
+    """What keys and values are called: `cache` by newer transformers, `past_key_values` by older ones."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _plain(cache: Any) -> bool:
