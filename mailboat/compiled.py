@@ -1225,8 +1225,8 @@ def _slow_ends(old, start, end, width, shift, mask, hazards, ends):  # type: ign
         ends[j + 1] = np.uint32(_BEYOND)
 
 
-# So many words of two blocks are compared, and looked at again where they differ, while they are in the nearest cache.
-_COMPARED = 2048
+# So many words of two blocks are compared, and looked at again where they differ while they are in a near cache.
+_COMPARED = 1 << 14
 
 
 @njit(
@@ -1456,6 +1456,37 @@ def encode_contextual(
         events, exposure, scale, due = _rescaled(events, exposure, scale, due)
     coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = low, span, at
     coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT] = events, exposure, scale, due
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit(
+    "int64(int64[:, ::1], int64, int64, uint64, uint64, uint32[::1], uint64[::1], uint32[::1], uint32[::1],"
+    " uint64[::1], uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def encode_blocks(
+    blocks: Any, width: Any, order: Any, shift: Any, mask: Any, positions: Any, new: Any, hazards: Any, contexts: Any,
+    coder: Any, out: Any,
+) -> Any:  # fmt: skip
+    """As `encode_contextual` for several blocks, whose changes follow one another in `positions` and `new`.
+
+    `blocks`, a row for each: address of its old words, their number, elements, changes, words in `new`, and whether a
+    tensor starts with it.
+    """
+    at, word = np.int64(0), np.int64(0)
+    for i in range(blocks.shape[0]):
+        if blocks[i, 5]:
+            start_tensor(coder)
+        old = carray(_pointer(blocks[i, 0]), (blocks[i, 1],))
+        here, elements = positions[at : at + blocks[i, 3]], new[word : word + blocks[i, 4]]
+        at += blocks[i, 3]
+        word += blocks[i, 4]
+        if encode_contextual(
+            old, blocks[i, 2], width, order, here, elements, shift, mask, hazards, contexts, coder, out
+        ):
+            return np.int64(CONTEXTUAL_FULL)
     return np.int64(CONTEXTUAL_OK)
 
 

@@ -5,8 +5,9 @@ Both sides walk the old bytes in the same way, so nothing that follows from them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,18 @@ class OldBlock:
     width: int
 
 
+class NewBlock(NamedTuple):
+    """A block to encode: its tensor's inventory index, where its old words lie in memory, its elements, and its changes
+    (`new`: the elements, packed into words).
+    """
+
+    tensor: int
+    address: int
+    elements: int
+    positions: Positions
+    new: Words
+
+
 class _Model:
     """What a group has learnt about one dtype."""
 
@@ -59,14 +72,14 @@ class _Walk:
         self._models: dict[str, _Model] = {}
         self._tensor = -1
 
-    def _enter(self, block: OldBlock) -> _Model:
-        """The block's model."""
-        if block.tensor != self._tensor:
+    def _enter(self, tensor: int, dtype: str) -> _Model:
+        """The model of a block."""
+        if tensor != self._tensor:
             self._compiled.start_tensor(self._coder)
-            self._tensor = block.tensor
-        model = self._models.get(block.dtype)
+            self._tensor = tensor
+        model = self._models.get(dtype)
         if model is None:
-            model = self._models[block.dtype] = _Model(block.dtype)
+            model = self._models[dtype] = _Model(dtype)
             self._introduce(model)
         return model
 
@@ -75,7 +88,7 @@ class _Walk:
 
 
 class GroupEncoder(_Walk):
-    """Encodes a group block by block into at most `room` words (and never more than the format allows)."""
+    """Encodes a group, block after block, into at most `room` words (and never more than the format allows)."""
 
     def __init__(self, profiles: dict[str, Profile], room: int) -> None:
         super().__init__()
@@ -83,12 +96,20 @@ class GroupEncoder(_Walk):
         room = min(room, MAX_GROUP_WORDS) + _PROFILE_ROOM * len(profiles)
         self._out = np.empty(room, np.uint32)
 
-    def add(self, block: OldBlock, positions: Positions, elements: Words) -> bool:
-        """Append a block's changes (`elements`: the new ones, packed into words); False when there is no room."""
-        model = self._enter(block)
-        status = self._compiled.encode_contextual(
-            block.words, block.elements, block.width, model.order, positions, elements, *model.place, model.hazards,
-            model.contexts, self._coder, self._out,
+    def add(self, dtype: str, width: int, blocks: Sequence[NewBlock]) -> bool:
+        """Append the changes of blocks of one dtype; False when there is no room. Their old words must stay there."""
+        model = self._enter(blocks[0].tensor, dtype)
+        rows, before = [], self._tensor
+        for block in blocks:
+            size = -(-block.elements * width // 8)
+            begins = block.tensor != before
+            rows.append((block.address, size, block.elements, block.positions.size, block.new.size, begins))
+            before = block.tensor
+        self._tensor = before
+        status = self._compiled.encode_blocks(
+            np.array(rows, np.int64), width, model.order, *model.place,
+            np.concatenate([block.positions for block in blocks]), np.concatenate([block.new for block in blocks]),
+            model.hazards, model.contexts, self._coder, self._out,
         )  # fmt: skip
         return bool(status == self._compiled.CONTEXTUAL_OK)
 
@@ -119,7 +140,7 @@ class GroupDecoder(_Walk):
 
     def block(self, block: OldBlock, positions: Positions, elements: npt.NDArray[np.uint8]) -> None:
         """Fill `positions` and the new `elements` of the next block; their sizes say how many changes it has."""
-        model = self._enter(block)
+        model = self._enter(block.tensor, block.dtype)
         status = self._compiled.decode_contextual(
             block.words, block.elements, block.width, model.order, *model.place, model.hazards, model.contexts,
             self._coder, self._data, positions, elements,

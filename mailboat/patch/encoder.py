@@ -24,6 +24,7 @@ from mailboat.patch.classes import classes_of
 from mailboat.patch.format import CONTEXTUAL, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
 from mailboat.patch.known import KnownChanges, laid_over
+from mailboat.patch.runs import addresses_of
 from mailboat.patch.scratch import Scratch, in_order, slots_for, source_words, workers
 from mailboat.patch.streams import ChunkWriter
 from mailboat.patch.table import STREAMS, Table, table_of
@@ -102,6 +103,7 @@ class Encoder:
     ) -> None:
         self._base, self._target, self._carried = base, target, carried
         self._known = target if isinstance(target, KnownChanges) else None
+        self._addresses = addresses_of(base)
         self._with_base_sums = with_base_sums
         self._carried_only = carried_only
         self._for_size = encode_for == "size"
@@ -218,7 +220,7 @@ class Encoder:
         if not self._scratches:
             self._settle()
         scratch = self._scratches.pop()
-        future = self._pool.submit(encode_group, scratch, self._base, self._tensors, group.blocks)
+        future = self._pool.submit(encode_group, scratch, self._base, self._addresses, self._tensors, group.blocks)
         self._coding.append(_Coding(group.entries, scratch, future))
 
     def _settle(self) -> None:

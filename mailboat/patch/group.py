@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from mailboat.checkpoint.source import TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.blocks import Encoded, Positions
 from mailboat.patch.classes import Counts, profile_of
-from mailboat.patch.contextual import Codes, GroupEncoder, OldBlock
+from mailboat.patch.contextual import Codes, GroupEncoder, NewBlock
 from mailboat.patch.format import CONTEXTUAL, order_of
+from mailboat.patch.runs import Numbers, address_of
 from mailboat.patch.scratch import Scratch, Words, source_words
 
 _NO_WORDS = np.empty(0, np.uint32)
@@ -50,10 +52,10 @@ class CodedGroup:
 
 
 def encode_group(
-    scratch: Scratch, base: TensorSource, tensors: Sequence[Tensor], changes: Sequence[Changes]
+    scratch: Scratch, base: TensorSource, addresses: Numbers, tensors: Sequence[Tensor], changes: Sequence[Changes]
 ) -> CodedGroup:
-    """Encode a group, reading its base again block by block."""
-    words = _contextual(scratch, base, tensors, changes)
+    """Encode a group, reading its base again block by block, or where it lies; `addresses` as from `addresses_of`."""
+    words = _contextual(scratch, base, addresses, tensors, changes)
     if words is not None:
         size = words.size * _WORD_BYTES + _WORD_BYTES
         sparse = all(block.positions.size * blocks.DENSE_FROM <= block.block_elements for block in changes)
@@ -70,7 +72,7 @@ def _all_contextual(words: Codes, changes: Sequence[Changes]) -> CodedGroup:
 
 
 def _contextual(
-    scratch: Scratch, base: TensorSource, tensors: Sequence[Tensor], changes: Sequence[Changes]
+    scratch: Scratch, base: TensorSource, addresses: Numbers, tensors: Sequence[Tensor], changes: Sequence[Changes]
 ) -> Codes | None:
     """The group's words; None where they would take more than any other encoding."""
     counts: dict[str, Counts] = {}
@@ -81,13 +83,27 @@ def _contextual(
         room += block.least + block.positions.size * (1 + tensors[block.index].width)
     profiles = {dtype: profile_of(count) for dtype, count in counts.items()}
     encoder = GroupEncoder(profiles, room // _WORD_BYTES + 1)
-    for block in changes:
-        tensor = tensors[block.index]
-        old = _old(scratch, base, tensor, block)
-        described = OldBlock(block.index, tensor.dtype, old, block.block_elements, tensor.width)
-        if not encoder.add(described, block.positions, block.elements):
+    placed = [_in_place(addresses, tensors[block.index].width, block) for block in changes]
+    # One call for blocks of one dtype that follow one another in memory; one for each block that has to be read.
+    keys = [(-1 if address else number, tensors[changes[number].index].dtype) for number, address in enumerate(placed)]
+    for (_, dtype), run in groupby(range(len(changes)), key=keys.__getitem__):
+        numbers = list(run)
+        width = tensors[changes[numbers[0]].index].width
+        new = []
+        for number in numbers:
+            block = changes[number]
+            address = placed[number] or address_of(_old(scratch, base, tensors[block.index], block))
+            new.append(NewBlock(block.index, address, block.block_elements, block.positions, block.elements))
+        if not encoder.add(dtype, width, new):
             return None
     return encoder.finish()
+
+
+def _in_place(addresses: Numbers, width: int, block: Changes) -> int:
+    """Where a block's old bytes lie in memory; 0 where they have to be read."""
+    start, nbytes = block.first * width, block.block_elements * width
+    address = int(addresses[block.index])
+    return address + start if address and not (start | nbytes) % 8 else 0
 
 
 def _alone(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes) -> Encoded:

@@ -16,6 +16,7 @@ from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.source import ArraySource, TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.format import POSITIONAL, Geometry, order_of, rice_parameters
+from mailboat.patch.scratch import Words
 from mailboat.patch.table import Table
 
 Numbers = npt.NDArray[np.int64]
@@ -66,7 +67,13 @@ def addresses_of(base: TensorSource) -> Numbers:
     if not isinstance(base, ArraySource):
         return np.zeros(count, np.int64)
     held = (base.words(index) for index in range(count))
-    return np.array([0 if words is None else words.__array_interface__["data"][0] for words in held], np.int64)
+    return np.array([0 if words is None else address_of(words) for words in held], np.int64)
+
+
+def address_of(words: Words) -> int:
+    """Where an array lies in memory."""
+    address: int = words.__array_interface__["data"][0]
+    return address
 
 
 def in_runs(table: Table, addresses: Numbers) -> Mask:
