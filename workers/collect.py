@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
+
 from controlplane.jobs import triggers
 from controlplane.registry import retention
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Run
 from workers.work import Work
+
+log = structlog.get_logger(__name__)
 
 
 def collect(work: Work) -> dict[str, Any]:
@@ -38,6 +42,9 @@ def collect(work: Work) -> dict[str, Any]:
 def due() -> None:
     """Queues a collection for every run that has something to give back."""
     for run in Run.objects.select_related("project").all():
-        shown = retention.preview(run)
-        if not shown.nothing or shown.anchor is not None:
-            triggers.collect(run, actor="system")
+        try:
+            shown = retention.preview(run)
+            if not shown.nothing or shown.anchor is not None:
+                triggers.collect(run, actor="system")
+        except Exception:  # whatever is wrong with one run, the others' turn comes
+            log.exception("what a run would give back can't be told", run=str(run.pk))

@@ -45,7 +45,7 @@ class Jobs(ProjectView):
     )
     @repeatable()
     def post(self, request: Request, project: str) -> Response:
-        """Starts a replay, a verification, a merge or an anchor; a second trigger joins the unfinished job (200)."""
+        """Starts a job of one of the kinds; a second trigger joins the unfinished one (200)."""
         body, caller = self.body(request, accept.NewJob), self.caller
         run = registry.run(caller.project, body["run"]) if "run" in body else None
         match body["kind"], run:
@@ -55,6 +55,8 @@ class Jobs(ProjectView):
                 job, new = triggers.merge(run, body["from"], body["to"], actor=caller.actor)
             case Job.Kind.ANCHOR, Run():
                 job, new = triggers.anchor(run, body["version"], actor=caller.actor)
+            case Job.Kind.COLLECT, Run():
+                job, new = triggers.collect(run, actor=caller.actor)
             case _:
                 job, new = triggers.verify(caller.project, body["island"], actor=caller.actor)
         row = selectors.job(caller.project, job.pk)

@@ -10,6 +10,7 @@ from controlplane.api.shapes import Body, Choice, Flag, Identifier, Pattern, Rea
 from controlplane.fleet.models import Island, SyncReport
 from controlplane.jobs.models import Job
 from controlplane.registry.models import Run
+from controlplane.registry.needs import LONGEST_DAYS
 from controlplane.registry.submission import MAX_ANCHOR_FILES
 from mailboat.quantise import FORMATS
 
@@ -22,6 +23,7 @@ OBJECTS = {  # what a job of a kind is about
     Job.Kind.VERIFY: {"island"},
     Job.Kind.MERGE: {"run", "from", "to"},
     Job.Kind.ANCHOR: {"run", "version"},
+    Job.Kind.COLLECT: {"run"},
 }
 
 
@@ -50,7 +52,7 @@ class EditRun(Body):
     announce = Choice(Run.Announce.choices, required=False)
     encode_for = Choice(Run.EncodeFor.choices, required=False)
     keep_versions = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
-    keep_days = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
+    keep_days = Whole(min_value=1, max_value=LONGEST_DAYS, allow_null=True, required=False)
     anchor_every = Whole(min_value=1, max_value=SMALL, allow_null=True, required=False)
     merge_up_to = Whole(max_value=SMALL, required=False)
     staleness_versions = Whole(max_value=SMALL, allow_null=True, required=False)
@@ -201,7 +203,7 @@ class Answer(Body):
 
 
 class NewJob(Body):
-    """POST jobs: replay or anchor of a version, verify of an island, merge from one version to another."""
+    """POST jobs: replay or anchor of a version, verify of an island, merge of a stretch, collect of a run."""
 
     kind = Choice(list(OBJECTS))
     run = Slug(max_length=80, required=False)

@@ -95,11 +95,13 @@ class Pattern(_Text, serializers.RegexField):
 class Choice(serializers.ChoiceField):
     """One of some words."""
 
+    default_error_messages = {"invalid_choice": '"{input}" is none of {choices}.'}
+
     def to_internal_value(self, data: Any) -> Any:
         """Refuses everything but texts; the words are compared as they are."""
-        if not isinstance(data, str):
-            self.fail("invalid_choice", input=str(data)[:LONGEST_NAME])
-        return super().to_internal_value(data)
+        if not isinstance(data, str) or data not in self.choices:
+            self.fail("invalid_choice", input=str(data)[:LONGEST_NAME], choices=", ".join(map(str, self.choices)))
+        return data
 
 
 class Identifier(serializers.UUIDField):

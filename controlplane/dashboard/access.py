@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import reverse
 from django_htmx.http import HttpResponseClientRedirect
@@ -66,7 +66,10 @@ View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
 
 
 def member(view: View[P]) -> Callable[..., HttpResponseBase]:
-    """Resolve the project of the address once and put the reader's `seat` on the request; what is missing is 404."""
+    """Resolve the project of the address once and put the reader's `seat` on the request; what is missing is 404.
+
+    A zero character in the query is 400: PostgreSQL refuses texts with one, in whatever filter it is.
+    """
 
     @wraps(view)
     def inner(request: PageRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
@@ -78,6 +81,8 @@ def member(view: View[P]) -> Callable[..., HttpResponseBase]:
         if seat is None:
             raise Http404("no such project")
         request.seat = Seat(seat.project, seat.role, tuple(m.project for m in mine))
+        if any("\0" in value for _, values in request.GET.lists() for value in values):
+            raise BadRequest("A zero character stands in the address; no text here has one.")
         try:
             return view(request, *args, **kwargs)
         except Missing as missing:

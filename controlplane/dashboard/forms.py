@@ -14,6 +14,7 @@ from controlplane.fleet import services
 from controlplane.fleet.models import EnrolmentToken, Island
 from controlplane.registry import steering
 from controlplane.registry.models import Channel, Project, Run
+from controlplane.registry.needs import LONGEST_DAYS
 
 ENGINES = [("checkpoint", "checkpoint")]
 
@@ -217,8 +218,8 @@ class ChannelForm(forms.Form):
         )
 
 
-def _limit(label: str, help_text: str) -> forms.IntegerField:
-    return forms.IntegerField(min_value=1, max_value=2**31 - 1, required=False, label=label, help_text=help_text)
+def _limit(label: str, help_text: str, most: int = 2**31 - 1) -> forms.IntegerField:
+    return forms.IntegerField(min_value=1, max_value=most, required=False, label=label, help_text=help_text)
 
 
 class SettingsForm(forms.Form):
@@ -237,7 +238,7 @@ class SettingsForm(forms.Form):
         help_text="Aligned spans of 2, 4, 8 ... up to so many versions get one patch ahead of need; 0: none.",
     )  # fmt: skip
     keep_versions = _limit("Keep versions", "The newest so many.")
-    keep_days = _limit("Keep days", "And everything younger than this.")
+    keep_days = _limit("Keep days", "And everything younger than this.", LONGEST_DAYS)
     seen = forms.IntegerField(widget=forms.HiddenInput)
 
     def __init__(self, run: Run, data: Any = None) -> None:

@@ -11,7 +11,7 @@ from django.db.models import F
 
 from controlplane.audit import services as audit
 from controlplane.fleet.models import Island
-from controlplane.registry import heads
+from controlplane.registry import heads, keys
 from controlplane.registry.errors import Changed, Missing, Refusal
 from controlplane.registry.models import Channel, Version
 
@@ -26,6 +26,7 @@ def pin(island: Island, number: int, *, reason: str = "", actor: str, seen: int 
         raise Missing(f"There is no version {number} in this run.")
     if version.state != Version.State.READY:
         raise Refusal(f"Version {number} is {version.state}; only ready versions can be pinned.", code="not_ready")
+    keys.require_trusted(version)
     with transaction.atomic():
         row = _locked(island, seen)
         before = _shown(row)

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.registry import beside
 from controlplane.registry.errors import Missing, Refusal, Unacceptable
-from controlplane.registry.models import Run, RunKey
+from controlplane.registry.models import Run, RunKey, Version
 from mailboat.errors import MailboatError
 from mailboat.identity import fingerprint
 from mailboat.manifest import Envelope
@@ -102,6 +102,21 @@ def require_signature(run: Run, envelope: Any) -> None:
         f"No signature of the manifest is right and by a key of run {run.name}; register the trainer's key with it.",
         code="signature_invalid",
     )
+
+
+def require_trusted(version: Version) -> None:
+    """Whether islands that trust the run's keys would go to the version: those published before the first key, or
+    signed by keys that were revoked, they refuse. Raises Refusal `not_trusted`.
+    """
+    revoked = dict(of_run(version.run).values_list("public_key", "revoked_at"))
+    signed = signers(Envelope.from_dict(version.envelope), revoked) if revoked else set()
+    if revoked and all(revoked[public_key] is not None for public_key in signed):
+        why = "is signed by a key that was revoked" if signed else "was published before the run had a key"
+        raise Refusal(
+            f"Version {version.number} {why}: islands that trust the run's keys would refuse it. Publish its bytes "
+            "again, signed, and go there.",
+            code="not_trusted",
+        )
 
 
 def require_unsigned_allowed(run: Run) -> None:

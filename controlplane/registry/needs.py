@@ -16,6 +16,7 @@ from controlplane.registry.leases import ISLANDS
 from controlplane.registry.models import Channel, Epoch, Run, Version, VersionLease
 
 LIVE = timedelta(days=1)  # an island that was heard of within this time may come back to where it was
+LONGEST_DAYS = 36_500  # that a run may keep versions for; a limit beyond would leave the calendar
 Row = tuple[int, int, int | None, str, datetime]  # of a version: key, number, parent, state, committed_at
 
 
@@ -28,7 +29,7 @@ def wanted(run: Run, ready: Sequence[Row]) -> dict[int, str]:
     if run.keep_versions is not None:
         found |= dict.fromkeys(keys[-run.keep_versions :], f"one of the newest {run.keep_versions}")
     if run.keep_days is not None:
-        oldest = clock.now() - timedelta(days=run.keep_days)
+        oldest = clock.now() - timedelta(days=min(run.keep_days, LONGEST_DAYS))
         found |= {key: f"not older than {run.keep_days} days" for key, *_, at in ready if at >= oldest}
     pending = Version.objects.filter(run=run, state__in=Version.IN_FLIGHT)
     current = Epoch.objects.filter(run=run).order_by("-number").values_list("from_version", flat=True)[:1]

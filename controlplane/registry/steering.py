@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from controlplane.audit import services as audit
-from controlplane.registry import heads, merging
+from controlplane.registry import heads, keys, merging
 from controlplane.registry.errors import Changed, Missing, Refusal, Unacceptable
 from controlplane.registry.models import Channel, Run, Version
 
@@ -109,11 +109,12 @@ def edit_channel(
 
 
 def _ready(run: Run, number: int) -> Version:
-    version = Version.objects.select_related("epoch").filter(run=run, number=number).first()
+    version = Version.objects.select_related("epoch", "run").filter(run=run, number=number).first()
     if version is None:
         raise Missing(f"There is no version {number} in this run.")
     if version.state != Version.State.READY:
         raise Refusal(f"Version {number} is {version.state}; a channel points at ready versions.", code="not_ready")
+    keys.require_trusted(version)
     return version
 
 

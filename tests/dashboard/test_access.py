@@ -49,6 +49,16 @@ def test_members_read_every_page(world: World, owner: Client, mate: Client, name
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_parameters_that_no_page_has_written_do_no_harm(world: World, owner: Client, name: str) -> None:
+    """Zero characters, which no text of the database holds, numbers that no row has, and half of a character."""
+    names = "q page order state kind level before actor action target since until run provider region from window seen"
+    address = world.pages[name].partition("?")[0]
+    for value in ("%00", "9" * 30, "-1", "%FF", "%F0%9F%9A%A2" * 500):
+        answer = owner.get(f"{address}?" + "&".join(f"{key}={value}" for key in names.split()))
+        assert answer.status_code < 500, value
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_stranger_finds_nothing(world: World, stranger: Client, name: str) -> None:
     answer = stranger.get(world.pages[name])
     assert answer.status_code == 404

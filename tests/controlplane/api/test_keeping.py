@@ -50,6 +50,29 @@ def test_the_preview_says_what_would_go(run: Run, token: Callable[..., Api]) -> 
     assert shown["bytes"] == retention.preview(run).bytes > 0
 
 
+def test_a_limit_beyond_the_calendar_is_refused_and_does_no_harm(run: Run, token: Callable[..., Api]) -> None:
+    anchored_series(run, 5, 4)
+    operator = token("operator")
+    answer = operator.client.patch(
+        f"{operator.base}runs/minilm", {"keep_days": 800_000}, content_type="application/json",
+        headers={**operator.headers, "If-Match": "*"},
+    )  # fmt: skip
+    assert "keep_days" in problem(answer, 400, "invalid_request")["errors"]
+    Run.objects.filter(pk=run.pk).update(keep_days=800_000)  # from before there was a limit
+    assert operator.get("runs/minilm/retention").status_code == 200
+
+
+def test_a_collection_is_started_by_hand(run: Run, token: Callable[..., Api]) -> None:
+    anchored_series(run, 5, 4)
+    operator = token("operator")
+    answer = operator.post("jobs", {"kind": "collect", "run": "minilm"})
+    assert answer.status_code == 202 and answer.json()["kind"] == "collect"
+    assert operator.post("jobs", {"kind": "collect", "run": "minilm"}).status_code == 200
+    problem(operator.post("jobs", {"kind": "collect", "run": "minilm", "version": 1}), 400, "invalid_request")
+    said = problem(operator.post("jobs", {"kind": "sweep"}), 400, "invalid_request")["errors"]
+    assert said["kind"] == ['"sweep" is none of replay, verify, merge, anchor, collect.']
+
+
 def test_breaches_are_listed(run: Run, token: Callable[..., Api]) -> None:
     versions = series(run, 4)
     Run.objects.filter(pk=run.pk).update(staleness_versions=1)

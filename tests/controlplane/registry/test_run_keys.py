@@ -8,13 +8,15 @@ import pytest
 from django.db import connection, transaction
 
 from controlplane.audit.models import Entry
-from controlplane.registry import beside, keys, services
+from controlplane.fleet import pins
+from controlplane.registry import beside, keys, services, steering
 from controlplane.registry.errors import Refusal
-from controlplane.registry.models import Run, RunKey, Version
+from controlplane.registry.models import Channel, Run, RunKey, Version
 from mailboat.identity import new_key, public_half
 from mailboat.manifest import Envelope, Signature
 from mailboat.signing import PUBLISHER, KeyDocument, endorse, sign
-from tests.controlplane.making import build, ready, upload
+from tests.controlplane.making import build, make_ready, ready, upload
+from tests.factories import mk_island
 
 pytestmark = pytest.mark.django_db
 ONE, TWO = new_key(), new_key()
@@ -61,6 +63,32 @@ def test_a_run_with_a_key_takes_versions_that_it_signed(run: Run) -> None:
     with pytest.raises(Refusal, match="can't sign") as told:
         keys.require_unsigned_allowed(run)
     assert told.value.code == "signature_missing"
+
+
+def test_no_order_leads_to_what_islands_with_trust_refuse(run: Run) -> None:
+    before = make_ready(commit(run, 0, None))
+    key, _ = keys.register(run, public_half(ONE), "trainer", actor="ops")
+    signed_version = make_ready(commit(run, 1, before, ONE))
+    channel = Channel.objects.get(run=run, name="latest")
+    island = mk_island(run, at=signed_version)
+
+    def orders(number: int) -> None:
+        steering.create_channel(run, f"at-{number}", version=number, protected=False, reason="", actor="ops")
+        steering.edit_channel(channel, version=number, protected=False, reason="why", seen=None, actor="ops")
+        pins.pin(island, number, actor="ops")
+
+    orders(1)
+    for order in (
+        lambda: steering.create_channel(run, "stable", version=0, protected=False, reason="", actor="ops"),
+        lambda: steering.edit_channel(channel, version=0, protected=False, reason="back", seen=None, actor="ops"),
+        lambda: pins.pin(island, 0, actor="ops"),
+    ):
+        with pytest.raises(Refusal, match="before the run had a key") as told:
+            order()
+        assert told.value.code == "not_trusted"
+    keys.revoke(key, "leaked", actor="ops")
+    with pytest.raises(Refusal, match="key that was revoked"):
+        pins.pin(island, 1, actor="ops")
 
 
 def test_keys_overlap_and_are_revoked_for_good(run: Run) -> None:
