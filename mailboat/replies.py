@@ -354,7 +354,8 @@ class ChallengeCommand:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """Commands for the island, the next interval in seconds, whether it may follow a channel and which one (None: the
-    one that it enrolled with), a new credential, and why it drains (None: it does not).
+    one that it enrolled with), a new credential, and why it drains (None: it does not). ``unreported``: the control
+    plane has no report of what the island says that it holds.
     """
 
     challenges: tuple[ChallengeCommand, ...]
@@ -364,6 +365,7 @@ class HeartbeatReply:
     credential: str | None = None
     drain: str | None = None
     keys: StandingKeys | None = None  # None from an older control plane
+    unreported: bool = False  # so it is said by an older control plane
 
     @classmethod
     def parse(cls, body: Any) -> HeartbeatReply:
@@ -379,4 +381,5 @@ class HeartbeatReply:
             credential=_optional(body, "credential", str) or None,
             drain=None if drain is None else _optional(drain, "reason", str) or "",
             keys=StandingKeys.parse(body),
+            unreported=_optional(body, "unreported", bool) is True,
         )

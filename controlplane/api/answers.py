@@ -420,6 +420,7 @@ class Commands(drf.Serializer):
     drain = StandingDrain(allow_null=True)
     credential = drf.CharField(allow_null=True, help_text="A new one, to be tried beside the old one.")
     keys = StandingKeys()
+    unreported = drf.BooleanField(help_text="No report of what the island holds is known: it sends it again.")
 
 
 class Challenge(drf.Serializer):

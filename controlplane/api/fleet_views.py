@@ -141,12 +141,13 @@ class Heartbeat(IslandView):
         holder: Any = request.user  # a TokenHolder: only islands come here
         body["digest"], body["reason"] = body["digest"] or "", body["reason"] or ""
         agent = request.headers.get("User-Agent", "").partition("mailboat/")[2]
-        commands = services.heartbeat(row, **body, agent_version=agent)
+        commands, unreported = services.heartbeat(row, **body, agent_version=agent)
         answer = {
             "commands": commands,
             "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,
             "enabled": row.enabled,
             "keys": _keys(row.run),
+            "unreported": unreported,
             **services.standing(row, holder.token),
         }
         return Response(answer)

@@ -85,8 +85,9 @@ def heartbeat(
     alarm: str | None = None,
     trusted_keys: Sequence[str] | None = None,
     agent_version: str = "",
-) -> list[dict[str, Any]]:
-    """Records what an island says of itself, and returns the questions for it. `standing` has its orders.
+) -> tuple[list[dict[str, Any]], bool]:
+    """Records what an island says of itself, and returns the questions for it, and whether its report of what it holds
+    is missing: it was lost, or a restore took it back. `standing` has its orders.
 
     `alarm` is what it refused as forged, replayed or expired (empty: nothing any more); None leaves what was said.
     """
@@ -106,12 +107,14 @@ def heartbeat(
     }
     with connection.cursor() as cursor:
         cursor.execute(_BEAT, values)
-        asked = cursor.fetchone()
-    return _questions(island) if asked and asked[0] else []
+        found = cursor.fetchone()
+    asked, unreported = found or (False, False)
+    return _questions(island) if asked else [], unreported
 
 
 # One statement, written once: a thousand islands that beat every ten seconds send a hundred of them each second. An
-# alarm that goes on keeps the time at which it began; the agent may have been upgraded.
+# alarm that goes on keeps the time at which it began; the agent may have been upgraded. A report is asked for only
+# where it would be accepted, else an island whose version nobody knows would send it with each beat.
 _BEAT = """
 UPDATE fleet_island SET
     version_number = %(version)s, digest = %(digest)s, epoch = %(epoch)s, phase = %(phase)s, reason = %(reason)s,
@@ -124,7 +127,12 @@ UPDATE fleet_island SET
     trusted_keys = coalesce(%(keys)s::jsonb, trusted_keys),
     agent_version = coalesce(nullif(%(agent)s::text, ''), agent_version)
 WHERE id = %(island)s
-RETURNING EXISTS (SELECT FROM fleet_challenge WHERE island_id = fleet_island.id AND state = 'open')
+RETURNING EXISTS (SELECT FROM fleet_challenge WHERE island_id = fleet_island.id AND state = 'open'),
+    EXISTS (
+        SELECT FROM registry_version held
+        WHERE held.run_id = fleet_island.run_id AND held.number = %(version)s AND held.state_digest = %(digest)s
+            AND held.state IN ('ready', 'retired') AND held.id IS DISTINCT FROM fleet_island.verified_version_id
+    )
 """
 
 
@@ -267,11 +275,20 @@ def answer_challenge(
 
 
 def resolve(challenge: Challenge, state: str, error: str = "") -> None:
-    """answered -> passed or failed; open -> expired. Raises WrongState."""
+    """answered -> passed or failed; open -> expired. Raises WrongState.
+
+    One that passed proves more than a report: the island counts as at the version while it says that it holds it.
+    """
     expected = Challenge.State.OPEN if state == Challenge.State.EXPIRED else Challenge.State.ANSWERED
-    rows = Challenge.objects.filter(pk=challenge.pk, state=expected).update(
-        state=state, **({"error": error[:1000]} if error else {})
-    )
-    if rows != 1:
-        raise WrongState(f"The challenge is not {expected} any more.")
+    with transaction.atomic():
+        rows = Challenge.objects.filter(pk=challenge.pk, state=expected).update(
+            state=state, **({"error": error[:1000]} if error else {})
+        )
+        if rows != 1:
+            raise WrongState(f"The challenge is not {expected} any more.")
+        if state == Challenge.State.PASSED:
+            version = challenge.version
+            holders = Island.objects.filter(version_number=version.number, digest=version.state_digest)
+            stale = holders.filter(pk=challenge.island_id).exclude(verified_version=version)
+            stale.update(verified_version=version, last_error="")
     challenge.refresh_from_db()

@@ -15,7 +15,9 @@ from mailboat.errors import MailboatError, Unauthorised
 from mailboat.island.challenge import answer
 from mailboat.island.holding import Holding, Say
 from mailboat.island.keys import Credentials
+from mailboat.island.marker import Marker
 from mailboat.island.members.roster import Members
+from mailboat.island.outbox import Outbox
 from mailboat.island.stop import Stop
 from mailboat.island.trust import Trust
 from mailboat.replies import HeartbeatReply
@@ -68,6 +70,7 @@ class Heartbeat:
         serving: Serving,
         credentials: Credentials,
         trust: Trust,
+        outbox: Outbox,
         channel: str,
         seconds: float,
         stop: Stop,
@@ -80,6 +83,8 @@ class Heartbeat:
         self._serving = serving
         self._credentials = credentials
         self._trust = trust
+        self._outbox = outbox
+        self._unreported: tuple[int, str] | None = None  # what a report was missing for at the last beat
         self._speaks_of_keys = False  # a control plane of the release before knows no such words
         self.refused = ""
         self._api = api
@@ -158,8 +163,16 @@ class Heartbeat:
                 "following the channel again" if reply.enabled else "disabled by the control plane: holding still"
             )
         self._obey(reply)
+        self._make_up(held if reply.unreported else None)
         for command in reply.challenges:
             self._api.answer_challenge(self._island, command.challenge, answer(self._holding, command))
+
+    def _make_up(self, held: Marker | None) -> None:
+        """Reports again what two beats in a row found unreported: after one, the report may be on its way."""
+        unreported = None if held is None else (held.version, held.state)
+        if held is not None and unreported == self._unreported:
+            self._outbox.repeat(held)
+        self._unreported = unreported
 
     def _obey(self, reply: HeartbeatReply) -> None:
         """Takes the orders that came with the answer."""

@@ -41,8 +41,7 @@ class Outbox:
 
     def after_start(self, held: Marker) -> None:
         """Makes up the report of a version that was finished by a restart."""
-        kept = (self._store.note("report") or {}).get("report")
-        if isinstance(kept, dict) and (kept.get("version"), kept.get("digest")) == (held.version, held.state):
+        if self._of(held) is not None:
             return
         self.put(
             {
@@ -57,3 +56,19 @@ class Outbox:
                 "route": ["restart"],
             }
         )
+
+    def repeat(self, held: Marker) -> None:
+        """Sends the report of what is held once more: the control plane has lost it, or gone back to before it. What
+        was never reported is not made up here: it may not be proven on all hosts yet. Raises ApiError or Unreachable;
+        it is asked for again then.
+        """
+        report = self._of(held)
+        if report is not None and (self._store.note("report") or {}).get("sent"):  # else it is on its way
+            self._api.report_sync(self._island, report)
+
+    def _of(self, held: Marker) -> dict[str, Any] | None:
+        """The report that is kept, when it is of what is held."""
+        report = (self._store.note("report") or {}).get("report")
+        if isinstance(report, dict) and (report.get("version"), report.get("digest")) == (held.version, held.state):
+            return report
+        return None

@@ -171,6 +171,7 @@ class Island:
             serving=sidecar,
             credentials=credentials,
             trust=self._trust,
+            outbox=self._outbox,
             channel=enrolled.channel,
             seconds=enrolled.heartbeat_seconds,
             stop=stop,

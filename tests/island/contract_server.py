@@ -415,9 +415,16 @@ class ContractServer:
 
     def _beat(self, _island: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:
-            self.beats.append(json.loads(body))
+            self.beats.append(said := json.loads(body))
             self.changed.notify_all()
-        return _json({"commands": self.commands, "heartbeat_seconds": 0.2, "enabled": self.enabled, **self._keys()})
+            known = self.versions.get(said["version"])
+            unreported = (
+                known is not None and known.manifest.state == said["digest"] and not self.applied(said["version"])
+            )
+        return _json(
+            {"commands": self.commands, "heartbeat_seconds": 0.2, "enabled": self.enabled, "unreported": unreported,
+             **self._keys()}
+        )  # fmt: skip
 
     def _report(self, _island: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:

@@ -47,6 +47,25 @@ def test_credential_is_private_and_a_restart_needs_no_token(server: ContractServ
     assert len([call for call in server.calls if call == "POST islands/enrol"]) == 1
 
 
+def test_a57_a_report_that_a_restore_took_back_is_sent_again(server: ContractServer, tmp_path: Path) -> None:
+    """By an island that runs, and by one that was started again: it believes that its report was sent."""
+    store = tmp_path / "store"
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        trainer.step()
+        with island(server, store):
+            first = server.wait_for(lambda: server.applied(1))
+            with server.changed:
+                server.reports.clear()
+            assert server.wait_for(lambda: server.applied(1)) == first
+        server.reports.clear()
+        with island(server, store, token=None):
+            assert server.wait_for(lambda: server.applied(1)) == first
+            server.beats.clear()
+            server.wait_for(lambda: len(server.beats) > 3)
+            assert len(server.reports) == 1, "once is enough"
+
+
 def test_a_control_plane_that_moved_is_followed_without_a_new_token(server: ContractServer, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with Trainer(server, tmp_path) as trainer:

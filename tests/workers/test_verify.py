@@ -62,9 +62,10 @@ def answering(island: Any, answer: Answer) -> threading.Event:
         try:
             while not done.wait(0.05):
                 island.refresh_from_db()
-                for command in services.heartbeat(
+                commands, _ = services.heartbeat(
                     island, version=island.version_number, digest=island.digest, epoch=0, phase="idle", reason=""
-                ):
+                )
+                for command in commands:
                     services.answer_challenge(island, command["challenge"], **answer(command))
         finally:
             connections.close_all()

@@ -39,7 +39,7 @@ def row(island: Island) -> selectors.FleetRow:
     return selectors.row(selectors.island(island.project, island.pk))
 
 
-def beat(island: Island, version: Version | None, /, **changes: Any) -> list[Any]:
+def beat(island: Island, version: Version | None, /, **changes: Any) -> tuple[list[Any], bool]:
     fields: dict[str, Any] = {
         "version": None if version is None else version.number,
         "digest": "" if version is None else version.state_digest,
@@ -132,6 +132,22 @@ def test_a11_a_heartbeat_with_other_bytes_takes_the_proof_away(run: Run, island:
     assert row(island).sync == Sync.UNKNOWN
     beat(island, None)
     assert "holds nothing" in row(island).sync_reason
+
+
+def test_a57_an_island_whose_report_a_restore_took_back_is_asked_for_it(run: Run, island: Island) -> None:
+    """Only where it would be accepted: an island whose version nobody knows would be asked for ever."""
+    old = ready(run, 0)
+    new = ready(run, 1, parent=old)
+    report(island, new)
+    assert beat(island, new) == ([], False)
+    Island.objects.filter(pk=island.pk).update(verified_version=old)  # as the backup has it
+    assert beat(island, new) == ([], True)
+    assert row(island).sync == Sync.UNKNOWN
+    assert beat(island, new, digest="ee" * 32) == ([], False)
+    assert beat(island, None, version=7, digest=new.state_digest) == ([], False)
+    report(island, new)
+    assert beat(island, new) == ([], False)
+    assert row(island).sync == Sync.CURRENT
 
 
 def test_skew_in_versions_and_seconds(run: Run, island: Island) -> None:
@@ -236,7 +252,7 @@ def challenge(run: Run, island: Island) -> Challenge:
 
 
 def test_an_open_challenge_comes_with_the_heartbeat(challenge: Challenge) -> None:
-    [command] = beat(challenge.island, challenge.version)
+    [command], _ = beat(challenge.island, challenge.version)
     assert command["challenge"] == str(challenge.pk)
     assert (command["nonce"], command["ranges"]) == ((b"n" * 32).hex(), [[0, 0, 16]])
 
@@ -247,9 +263,10 @@ def test_an_answer_is_taken_once(challenge: Challenge) -> None:
     services.answer_challenge(challenge.island, challenge.pk, **held, answer="a" * 64)
     with pytest.raises(WrongState):
         services.answer_challenge(challenge.island, challenge.pk, **held, answer="b" * 64)
-    assert beat(challenge.island, challenge.version) == []
+    assert beat(challenge.island, challenge.version)[0] == []
     challenge.refresh_from_db()
     services.resolve(challenge, "passed")
+    assert row(challenge.island).sync == Sync.CURRENT, "a proof from the bytes is worth more than a report"
     with pytest.raises(WrongState):
         services.resolve(challenge, "failed")
 
