@@ -1,9 +1,9 @@
 """The typed REST client of trainers and islands: one method per call, over urllib3.
 
 Calls that may be repeated without harm are retried with growing, jittered pauses when the connection fails or the
-server says 502, 503 or 504. It must never repeat a call that is not idempotent, never follow a redirect with the
-credential, and never put a credential into an error's text. Bulk bytes (resume, verification) are the subject of
-`mailboat.transfer`.
+server says 502, 503 or 504 (`mailboat.patience`). It must never repeat a call that is not idempotent, never follow a
+redirect with the credential, and never put a credential into an error's text. Bulk bytes (resume, verification) are
+the subject of `mailboat.transfer`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -25,8 +24,9 @@ from urllib3.response import BaseHTTPResponse
 
 from mailboat import __version__
 from mailboat.direct import Direct
-from mailboat.errors import ApiError, Conflict, MailboatError, NotFound, Unauthorised, Unreachable
+from mailboat.errors import ApiError, Conflict, MailboatError, Misaddressed, NotFound, Unauthorised, Unreachable
 from mailboat.manifest import Envelope
+from mailboat.patience import ATTEMPTS, Sleep, Tries
 from mailboat.replies import (
     AnchorFile,
     Enrolment,
@@ -41,20 +41,10 @@ from mailboat.replies import (
 )
 from mailboat.signing import HEAD
 
-ATTEMPTS = 6
-FIRST_PAUSE = 0.2  # seconds; doubled each time, with jitter
-LONGEST_PAUSE = 5.0
 MAX_DOCUMENT = 256 << 20  # bytes of one JSON answer or small blob held in memory
-TRANSIENT = frozenset({502, 503, 504})
+PLAIN = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})  # OpenSSL's
 
-Sleep = Callable[[float], object]
 Head = tuple[Envelope, str]  # the envelope and its ETag
-
-
-def pause_before(attempt: int) -> float:
-    """Seconds to wait before try number ``attempt`` (from 1): doubled each time, bounded, with half of it random."""
-    longest = min(LONGEST_PAUSE, FIRST_PAUSE * float(2 ** (attempt - 1)))
-    return longest * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
 
 
 class Api:
@@ -62,8 +52,8 @@ class Api:
 
     ``server`` is the control plane's address (``https://host[:port][/prefix]``), ``token`` a bearer token, ``ca_file``
     a PEM file of certificate authorities. ``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY`` and ``SSL_CERT_FILE`` are
-    honoured. ``sleep`` waits between tries (an island passes one that wakes when it is told to stop). Safe to use from
-    several threads.
+    honoured. ``patience``: seconds for which outages are borne, beyond ``attempts`` tries. ``sleep`` waits between
+    them (an island passes one that wakes when it is told to stop). Safe to use from several threads.
     """
 
     def __init__(
@@ -75,15 +65,17 @@ class Api:
         ca_file: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
         attempts: int = ATTEMPTS,
+        patience: float = 0.0,
         sleep: Sleep = time.sleep,
     ) -> None:
         address = urlsplit(server)
         if address.scheme not in {"http", "https"} or not address.hostname:
-            raise Unreachable(f"{server!r} is not a server address; write it as https://host[:port].")
+            raise Misaddressed(f"{server!r} is not a server address; write it as https://host[:port].")
         self.server = server.rstrip("/")
         self.project = project
         self.token = token
         self.attempts = attempts
+        self.patience = patience
         self.sleep = sleep
         self._timeout = timeout
         self._ca_file = ca_file
@@ -149,9 +141,10 @@ class Api:
         told = self.trust(run)
         return (told.heads if purpose == HEAD else told.publishers).get(public_key)
 
-    def version(self, run: str, number: int) -> VersionInfo:
-        """One version."""
-        return VersionInfo.parse(self._json("GET", _path("runs", run, "versions", str(number))))
+    def version(self, run: str, number: int, *, patience: float | None = None) -> VersionInfo:
+        """One version, with less than this client's ``patience`` where the caller has less."""
+        path = _path("runs", run, "versions", str(number))
+        return VersionInfo.parse(self._json("GET", path, patience=patience))
 
     def newest_version(self, run: str) -> VersionInfo | None:
         """The version with the highest number, in whatever state; None in an empty run."""
@@ -352,11 +345,20 @@ class Api:
         return answer
 
     def _json(
-        self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, retry: bool = True
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        retry: bool = True,
+        patience: float | None = None,
     ) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
-        response = self.request(method, path, body=data, query=query or {}, headers=headers, retry=retry)
+        response = self.request(
+            method, path, body=data, query=query or {}, headers=headers, retry=retry, patience=patience
+        )
         if not response.data:
             return {}
         try:
@@ -373,6 +375,7 @@ class Api:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         retry: bool = True,
+        patience: float | None = None,
         stream: bool = False,
         timeout: float | None = None,
         accept: Iterable[int] = (),
@@ -382,16 +385,18 @@ class Api:
         sent = {"Accept": "application/json", "User-Agent": f"mailboat/{__version__}", **(headers or {})}
         if self.token:
             sent["Authorization"] = f"Bearer {self.token}"
-        tries = self.attempts if retry else 1
-        for attempt in range(1, tries + 1):
+        tries = self.tries(patience)
+        while True:
             try:
                 return self._once(method, url, body, sent, timeout or self._timeout, stream=stream, accept=accept)
             except (Unreachable, ApiError) as error:
-                transient = isinstance(error, Unreachable) or error.status in TRANSIENT
-                if not transient or attempt == tries:
+                if not retry or not tries.another(error):
                     raise
-            self.sleep(pause_before(attempt))
-        raise AssertionError("unreachable")
+
+    def tries(self, patience: float | None = None) -> Tries:
+        """The tries of one piece of work, with less than this client's ``patience`` where the caller has less."""
+        borne = self.patience if patience is None else max(0.0, min(patience, self.patience))
+        return Tries(self.attempts, borne, self.sleep)
 
     def _once(
         self,
@@ -416,11 +421,9 @@ class Api:
                 return response
             self._load(response)
         except SSLError as error:
-            raise Unreachable(
-                f"The certificate of {self.server} is not trusted ({error}); give its CA file."
-            ) from error
+            raise _tls_problem(self.server, error) from error
         except LocationParseError as error:
-            raise Unreachable(f"{self.server!r} is not a server address; write it as https://host[:port].") from error
+            raise Misaddressed(f"{self.server!r} is not a server address; write it as https://host[:port].") from error
         except (HTTPError, OSError) as error:
             raise Unreachable(
                 f"{self.server} can't be reached ({_cause(error)}); check the address and the network."
@@ -445,8 +448,19 @@ def _cause(error: BaseException) -> str:
     """The innermost reason, without addresses of objects."""
     reason = getattr(error, "reason", None)
     inner = reason if isinstance(reason, BaseException) else error
+    inner = next((part for part in inner.args if isinstance(part, BaseException)), inner)
     text = str(inner).rsplit(": ", 1)[-1]
     return text or type(inner).__name__
+
+
+def _tls_problem(server: str, error: SSLError) -> Unreachable:
+    """What a failed TLS handshake means: a certificate, an address without TLS, or something that may pass."""
+    inner = error.args[0] if error.args else error
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return Misaddressed(f"The certificate of {server} is not trusted ({inner.verify_message}); give its CA file.")
+    if getattr(inner, "reason", None) in PLAIN:
+        return Misaddressed(f"{server} does not speak TLS; is it the right port, or is http:// meant?")
+    return Unreachable(f"TLS with {server} failed ({inner}); check the address and what stands before the server.")
 
 
 def _pool(scheme: str, host: str, ca_file: str | os.PathLike[str] | None) -> urllib3.PoolManager:
@@ -482,4 +496,6 @@ def _problem(response: BaseHTTPResponse) -> ApiError:
         code = body["code"] if isinstance(body.get("code"), str) else code
         detail = next((body[key] for key in ("detail", "title") if isinstance(body.get(key), str)), detail)
     kinds = {401: Unauthorised, 403: Unauthorised, 404: NotFound, 409: Conflict}
-    return kinds.get(response.status, ApiError)(response.status, code, detail)
+    asked = response.headers.get("Retry-After", "")
+    seconds = float(asked) if asked.isascii() and asked.isdigit() else 0.0
+    return kinds.get(response.status, ApiError)(response.status, code, detail, seconds)

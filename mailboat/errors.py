@@ -95,10 +95,17 @@ class Unreachable(MailboatError):
     code = "unreachable"
 
 
-class ApiError(MailboatError):
-    """The control plane refused a request: HTTP `status`, stable `code`, and its sentence in `detail`."""
+class Misaddressed(Unreachable):
+    """What answers is not the control plane, or can't be trusted: the address or the certificate has to be mended."""
 
-    def __init__(self, status: int, code: str, detail: str) -> None:
+
+class ApiError(MailboatError):
+    """The control plane refused a request: HTTP `status`, stable `code`, and its sentence in `detail`. `retry_after`:
+    the seconds that it asks to wait, or 0.
+    """
+
+    def __init__(self, status: int, code: str, detail: str, retry_after: float = 0.0) -> None:
+        self.retry_after = retry_after
         self.status = status
         self.code = code
         self.detail = detail

@@ -18,7 +18,7 @@ from typing import BinaryIO, Protocol
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from mailboat.client import FIRST_PAUSE, MAX_DOCUMENT, TRANSIENT, Api, pause_before
+from mailboat.client import MAX_DOCUMENT, Api
 from mailboat.durable import rename_durably
 from mailboat.errors import (
     ApiError,
@@ -31,6 +31,7 @@ from mailboat.errors import (
     Unreachable,
 )
 from mailboat.manifest import BlobRef
+from mailboat.patience import FIRST_PAUSE
 from mailboat.replies import Upload
 
 Read = Callable[[int, int], bytes]  # offset, length
@@ -98,7 +99,7 @@ def upload_bytes(api: Api, run: str, data: bytes) -> BlobRef:
 
 def _upload(api: Api, run: str, blob: BlobRef, read: Read) -> int:
     """Sends what is missing, straight to the blob store where it takes parts, else through the control plane."""
-    sent = failures = 0
+    sent, tries = 0, api.tries()
     while True:
         before = sent
         upload = api.begin_upload(run, blob.sha256, blob.size, direct=_straight(api, blob))
@@ -109,16 +110,12 @@ def _upload(api: Api, run: str, blob: BlobRef, read: Read) -> int:
             for count in steps(api, run, upload, blob, read):
                 sent += count
             return sent
-        except NotFound:
-            failures += 1  # the upload was completed, or collected, meanwhile: ask again
-            if failures >= api.attempts:
-                raise
         except (Unreachable, ApiError) as error:
-            transient = isinstance(error, Unreachable) or error.status in TRANSIENT or isinstance(error, Conflict)
-            failures = 1 if sent > before else failures + 1
-            if not transient or failures >= api.attempts:
+            if sent > before:
+                tries.gained()
+            # NotFound: the upload was completed, or collected, meanwhile; Conflict: it stands elsewhere. Ask again.
+            if not tries.another(error, passing=isinstance(error, NotFound | Conflict)):
                 raise
-            api.sleep(pause_before(failures))
 
 
 def _straight(api: Api, blob: BlobRef) -> bool:
@@ -168,7 +165,7 @@ class _Stretch:
 
 def download_bytes(api: Api, run: str, sha256: str, *, limit: int = MAX_DOCUMENT) -> bytes:
     """A small blob (at most ``limit`` bytes) as verified bytes; fetched again once when wrong bytes came."""
-    failures = wrong = 0
+    wrong, tries = 0, api.tries()
     while True:
         try:
             response = api.open_blob(run, sha256)
@@ -185,9 +182,10 @@ def download_bytes(api: Api, run: str, sha256: str, *, limit: int = MAX_DOCUMENT
                 raise DigestMismatch(
                     f"The server's bytes for blob {sha256[:16]} have another digest; its copy is damaged."
                 )
+            api.sleep(FIRST_PAUSE)
         except (Unreachable, ApiError) as error:
-            failures = _count_failure(api, error, failures)
-        api.sleep(FIRST_PAUSE * wrong)
+            if not tries.another(error):
+                raise
 
 
 def download(
@@ -210,7 +208,8 @@ def download(
         return 0
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(out.name + ".part")
-    travelled = failures = wrong = 0
+    travelled = wrong = 0
+    failed, tries = False, api.tries()
     while True:
         before, straight = _size(part), open_at is None and _straight(api, blob)
         opened = open_at or partial(_open, api, run, blob, straight)
@@ -230,23 +229,18 @@ def download(
         except (Unreachable, ApiError) as error:
             gained = max(0, _size(part) - before)
             travelled += gained
-            if straight and failures and not gained:
+            if straight and failed and not gained:
                 api.direct.failed()  # it opens there, and no byte comes
-            failures = _count_failure(api, error, 0 if gained else failures)
+            failed = True
+            if gained:
+                tries.gained()
+            if not tries.another(error):
+                raise
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             part.unlink(missing_ok=True)
             raise DiskFull(f"The disk of {out.parent} is full; {blob.size:,} bytes are needed there.") from error
-
-
-def _count_failure(api: Api, error: Unreachable | ApiError, failures: int) -> int:
-    """Waits before the next try, or raises when the error is final or the tries are used up."""
-    transient = isinstance(error, Unreachable) or error.status in TRANSIENT
-    if not transient or failures + 1 >= api.attempts:
-        raise error
-    api.sleep(pause_before(failures + 1))
-    return failures + 1
 
 
 def _open(api: Api, run: str, blob: BlobRef, straight: bool, start: int) -> BaseHTTPResponse:

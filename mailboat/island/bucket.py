@@ -204,10 +204,10 @@ class BucketApi(Api):
         ask = super().manifest
         return self._or_alone(lambda: ask(run, number), lambda: self._envelope(number))
 
-    def version(self, run: str, number: int) -> VersionInfo:
+    def version(self, run: str, number: int, *, patience: float | None = None) -> VersionInfo:
         """One version, as far as its manifest tells."""
         ask = super().version
-        return self._or_alone(lambda: ask(run, number), lambda: self._version(number))
+        return self._or_alone(lambda: ask(run, number, patience=patience), lambda: self._version(number))
 
     def key_document(self, run: str, purpose: str, public_key: str) -> Envelope | None:
         """The document that vouches for a key."""

@@ -12,7 +12,7 @@ import platform
 from dataclasses import asdict, replace
 
 from mailboat import __version__
-from mailboat.client import Api, pause_before
+from mailboat.client import Api
 from mailboat.errors import ApiError, StoreError, Unreachable
 from mailboat.identity import fingerprint, public_half, sign_enrolment
 from mailboat.island.engines.engine import Weights
@@ -21,6 +21,7 @@ from mailboat.island.keys import CREDENTIAL, NEXT, private_key
 from mailboat.island.stop import Stop
 from mailboat.island.store import Store
 from mailboat.patch.format import KNOWN_CODECS
+from mailboat.patience import pause_before
 from mailboat.replies import Enrolment
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mailboat.client import Api, pause_before
+from mailboat.client import Api
 from mailboat.errors import (
     ApiError,
     Conflict,
@@ -45,6 +45,7 @@ from mailboat.island.trip import Means, Trip
 from mailboat.island.trust import Trust, Untrusted
 from mailboat.island.upkeep import Upkeep, UpkeepOptions
 from mailboat.manifest import Envelope, Head
+from mailboat.patience import pause_before
 from mailboat.replies import Enrolment
 from mailboat.route import Documents
 from mailboat.sizes import size

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from mailboat.checkpoint.source import TensorSource
-from mailboat.client import Api, pause_before
+from mailboat.client import Api
 from mailboat.digest import State
 from mailboat.durable import disk_full_as_error, lock_file, remove, unlock_file
 from mailboat.errors import DigestMismatch, MailboatError, ManifestError, StoreError
 from mailboat.image import Image
 from mailboat.manifest import Manifest
+from mailboat.patience import pause_before
 from mailboat.replies import AnchorStep, PatchStep, ReadyVersion
 from mailboat.route import Documents, Memory, fetch_anchor, fetch_parts, open_proven, plan_route, prove
 

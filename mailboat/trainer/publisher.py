@@ -26,6 +26,7 @@ from mailboat.image import Image
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
 from mailboat.patch.build import BuiltPatch, build_patch
 from mailboat.patch.encoder import EncodeFor
+from mailboat.patience import PATIENCE
 from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.signing import read_key, sign
 from mailboat.trainer.copy import Candidate, LocalCopy
@@ -114,8 +115,9 @@ class Publisher:
     one it lies in a temporary folder (in shared memory when there is room) and a new process fetches it again. The run
     is made when it does not exist. ``signing_key`` is a private key's file (`mailboat keys new`; without one, the file
     that MAILBOAT_SIGNING_KEY names): every manifest is signed with it. ``device_bytes``: how much of the last ready
-    version may stay on each rank's accelerator, where tensors that lie there are compared with it. Use as a context
-    manager or call `close`.
+    version may stay on each rank's accelerator, where tensors that lie there are compared with it. ``patience``: for so
+    many seconds a call bears that the control plane is away or busy (no connection, 502, 503, 504, 429), which is
+    logged when it begins; then it raises Unreachable or ApiError. Use as a context manager or call `close`.
     """
 
     def __init__(
@@ -130,10 +132,11 @@ class Publisher:
         served_format: str = "",
         signing_key: str | os.PathLike[str] | None = None,
         device_bytes: int = DEVICE_BYTES,
+        patience: float = PATIENCE,
     ) -> None:
         key_file = signing_key or os.environ.get("MAILBOAT_SIGNING_KEY")
         self._signing_key = None if not key_file else read_key(Path(key_file))
-        self._api = Api(server, project, token, ca_file=ca_file)
+        self._api = Api(server, project, token, ca_file=ca_file, patience=patience)
         self._run = run
         self._served_format = served_format
         self._known = False
@@ -432,12 +435,13 @@ def _await_end(api: Api, run: str, number: int, timeout: float | None) -> Versio
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = FIRST_POLL
     while True:
-        version = api.version(run, number)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        version = api.version(run, number, patience=left)
         if version.state not in PENDING:
             return version
         if deadline is not None and time.monotonic() >= deadline:
             raise Unreachable(f"Version {number} is not ready after {timeout:.0f} s; look at its job.")
-        time.sleep(pause)
+        api.sleep(pause)
         pause = min(LONGEST_POLL, pause * 1.3)
 
 
@@ -456,7 +460,7 @@ def publish_on_server(
 
     Raises PublishFailed, Conflict, ApiError ``checkpoint_not_allowed``.
     """
-    api = Api(server, project, token, ca_file=ca_file)
+    api = Api(server, project, token, ca_file=ca_file, patience=PATIENCE)
     api.create_run(run)
     newest = api.newest_version(run)
     if newest is not None and newest.state in PENDING:

@@ -21,6 +21,7 @@ from mailboat.image import Image
 from mailboat.manifest import BlobRef, ParentRef, PatchRef
 from mailboat.patch.build import BuiltPatch, PartBuilder, PartSpec, part_builder
 from mailboat.patch.encoder import EncodeFor
+from mailboat.patience import PATIENCE
 from mailboat.replies import ReadyVersion
 from mailboat.trainer.copy import Candidate
 from mailboat.trainer.holdings import Holdings, OwnedSource, StaleChanges
@@ -65,6 +66,7 @@ class RankedPublisher(Publisher):
         served_format: str = "",
         signing_key: str | os.PathLike[str] | None = None,
         device_bytes: int = DEVICE_BYTES,
+        patience: float = PATIENCE,
         group: Any = None,
     ) -> None:
         self._ranks = Ranks(group)
@@ -74,7 +76,7 @@ class RankedPublisher(Publisher):
             lambda: made(
                 server, project, run, token,
                 state_dir=kept, ca_file=ca_file, served_format=served_format, signing_key=signing_key,
-                device_bytes=device_bytes,
+                device_bytes=device_bytes, patience=patience,
             )
         )  # fmt: skip
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from mailboat.client import Api, pause_before
-from mailboat.errors import ApiError, Conflict, MailboatError, NotFound, Unauthorised, Unreachable
+from mailboat.client import Api
+from mailboat.errors import ApiError, Conflict, MailboatError, Misaddressed, NotFound, Unauthorised, Unreachable
+from mailboat.patience import pause_before
 from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault, Reply
 
 
@@ -127,6 +128,22 @@ def test_proxy_of_the_environment_is_used(server: ContractServer, monkeypatch: p
         Api("http://mailboat.invalid", PROJECT, "t", attempts=1).run(RUN)
 
 
+def test_plain_http_is_told_from_a_certificate(server: ContractServer) -> None:
+    address = server.address.replace("http:", "https:")
+    with pytest.raises(Misaddressed, match="does not speak TLS"):
+        Api(address, PROJECT, "t", attempts=1).run(RUN)
+
+
+def test_the_pause_that_the_server_asks_for_is_read(
+    server: ContractServer, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for said, seconds in (("17", 17.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("-3", 0.0), ("", 0.0)):
+        monkeypatch.setattr(server, "answer", lambda *_, said=said: Reply(429, b"{}", {"Retry-After": said}))
+        with pytest.raises(ApiError) as raised:
+            api.run(RUN)
+        assert raised.value.retry_after == seconds
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_own_certificate_authority(server: ContractServer, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -142,7 +159,7 @@ def test_own_certificate_authority(server: ContractServer, tmp_path: Path) -> No
     server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
     address = server.address.replace("http:", "https:")
     assert Api(address, PROJECT, "t", ca_file=certificate).run(RUN).id == server.run_id
-    with pytest.raises(Unreachable, match="certificate"):
+    with pytest.raises(Misaddressed, match="is not trusted"):
         Api(address, PROJECT, "t", attempts=1).run(RUN)
     with pytest.raises(MailboatError, match="CA file"):
         Api(address, PROJECT, "t", ca_file=tmp_path / "absent.pem")

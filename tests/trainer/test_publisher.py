@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def publisher(server: ContractServer, state: Path | None = None) -> Publisher:
+def publisher(server: ContractServer, state: Path | None = None, patience: float = 300.0) -> Publisher:
     """A publisher of the run."""
-    return Publisher(server.address, PROJECT, RUN, "publisher", state_dir=state)
+    return Publisher(server.address, PROJECT, RUN, "publisher", state_dir=state, patience=patience)
 
 
 def test_first_version_is_an_anchor_of_the_exact_bytes(server: ContractServer, tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a03_lost_answer_gives_the_same_version(server: ContractServer, kind: st
 
 
 def test_a03_publish_again_after_giving_up_gives_the_same_version(server: ContractServer) -> None:
-    with publisher(server) as trainer:
+    with publisher(server, patience=0) as trainer:
         trainer._api.sleep = lambda _seconds: None
         trainer.publish(tensors())
         server.faults = [Fault(COMMIT, "drop", times=6)]
@@ -204,13 +206,52 @@ def test_a03_publish_again_after_giving_up_gives_the_same_version(server: Contra
 
 
 def test_a03_commit_that_never_arrived_leaves_no_gap(server: ContractServer) -> None:
-    with publisher(server) as trainer:
+    with publisher(server, patience=0) as trainer:
         trainer._api.sleep = lambda _seconds: None
         trainer.publish(tensors())
         server.faults = [Fault(COMMIT, "refuse", times=6)]
         with pytest.raises(Unreachable):
             trainer.publish(tensors(1))
         assert trainer.publish(tensors(2)).number == 1
+
+
+def test_publish_bears_a_restart_of_the_control_plane(server: ContractServer, caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[float] = []
+    with ExitStack() as serves, publisher(server) as trainer:
+        trainer.publish(tensors())
+        address = server._http.server_address
+        server._http.shutdown()
+        server._http.server_close()
+        trainer._api.close()
+        server._http.socket = socket.socket()
+        server._http.server_address = address
+        server._http.server_bind()  # nobody listens yet, so connections are refused
+
+        def sleep(seconds: float) -> None:
+            refused.append(seconds)
+            if len(refused) == 20:
+                server._http.server_activate()
+                serves.enter_context(server.serving())
+
+        trainer._api.sleep = sleep
+        version = trainer.publish(tensors(1))
+    assert (version.number, len(refused), sorted(server.versions)) == (1, 20, [0, 1])
+    said = [record for record in caplog.records if record.getMessage().startswith("waiting for the control plane: ")]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    "call", [f"GET runs/{RUN}/versions/1", COMMIT, f"POST runs/{RUN}/blobs", f"PATCH runs/{RUN}/blobs/.*"]
+)
+def test_publish_bears_a_dozen_refusals(server: ContractServer, call: str, status: int) -> None:
+    pauses: list[float] = []
+    with publisher(server) as trainer:
+        trainer.publish(tensors())
+        trainer._api.sleep = pauses.append
+        server.faults = [Fault(call, "status", status, times=12)]
+        assert trainer.publish(tensors(1)).number == 1
+    assert len(pauses) == 12
 
 
 def test_a19_race_for_a_number_has_one_winner(server: ContractServer) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mailboat.client import Api, pause_before
+from mailboat.client import Api
 from mailboat.durable import remove
 from mailboat.errors import MailboatError, StoreError, Unauthorised
 from mailboat.island.engines.checkpoint import CheckpointEngine
@@ -26,6 +26,7 @@ from mailboat.island.members.order import COMMITTING, ERROR, IDLE, PREPARING, Or
 from mailboat.island.stop import Stop, Stopped
 from mailboat.island.store import Store
 from mailboat.island.upkeep import Upkeep, UpkeepOptions
+from mailboat.patience import pause_before
 from mailboat.replies import AnchorFile, AnchorStep, PatchStep
 from mailboat.route import Documents, fetch_anchor, fetch_parts, open_proven
 
