@@ -222,6 +222,9 @@ class ContractEngine:
         self.seen.append(body)
         if self.faults.get(request.url.path) == "500":
             return Response("broken", 500)
+        own = body.get("cache_salt")
+        if self.kind == "vllm" and own is not None and not _salt_fits(own):
+            return JSONResponse({"error": {"type": "BadRequestError", "message": f"cache_salt: {own!r}"}}, 400)
         salt = str(body.get("cache_salt" if self.kind == "vllm" else "extra_key") or "")
         prompt = str(body.get("prompt") or body.get("text") or body.get("messages"))
         count = int(body.get("max_tokens") or (body.get("sampling_params") or {}).get("max_new_tokens") or 8)
@@ -419,6 +422,11 @@ class ContractEngine:
             "/update_weights_from_disk": update,
             "/update_weight_version": relabel,
         }
+
+
+def _salt_fits(salt: Any) -> bool:
+    """vLLM's rule (0.32): it goes into keys and paths of cache connectors."""
+    return isinstance(salt, str) and 0 < len(salt) <= 128 and not set(salt) & set("@/\\\0")
 
 
 async def _collect(tokens: AsyncIterator[tuple[str, int | None]]) -> tuple[str, int | None, str]:

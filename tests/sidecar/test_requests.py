@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_rest_of_a_body_keeps_its_bytes(members: dict[str, object], place: i
     assert request.constraint == Constraint(minimum=3)
     assert json.loads(request.for_engine(APPLIED, None)) == members
     salted = json.loads(request.for_engine(APPLIED, "cache_salt"))
-    assert salted == members | {"cache_salt": APPLIED.salt}
+    assert salted == members | {"cache_salt": APPLIED.salt()}
     thing = parse_object(raw)
     assert thing is not None
     for member in thing.members:
@@ -104,9 +105,32 @@ def test_body_and_headers_must_agree() -> None:
 def test_clients_own_cache_keys_stay_apart() -> None:
     request = VersionedRequest.read(b'{"extra_key":["a","b"],"prompt":"x"}', None, None)
     assert json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"] == [
-        f"{APPLIED.salt}/a",
-        f"{APPLIED.salt}/b",
+        APPLIED.salt("a"),
+        APPLIED.salt("b"),
     ]
+    later = replace(APPLIED, version=8)
+    assert len({a.salt(own) for a in (APPLIED, later) for own in (None, "a", "b", 'a", "b')}) == 8
+
+
+@pytest.mark.parametrize("own", ["me", "a/b", "x@y\\", "\ud800", "long" * 100])
+def test_a_clients_cache_salt_keeps_vllms_rule(own: str, tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        for _ in range(2):
+            assert running.complete(cache_salt=own)[1]["cached_under"] == running.versions.number
+            running.step()
+
+
+@pytest.mark.parametrize("own", ["", [], [""], [None]])
+def test_an_empty_key_is_no_way_round_the_version(own: object) -> None:
+    request = VersionedRequest.read(json.dumps({"extra_key": own}).encode(), None, None)
+    sent = json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"]
+    assert sent == ([APPLIED.salt()] if own else APPLIED.salt())
+
+
+@pytest.mark.parametrize("own", ["", 5, ["a"], {}, False])
+def test_what_is_no_cache_salt_is_refused_by_the_engine(own: object, tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        assert running.complete(cache_salt=own)[1]["error"]["message"].startswith("cache_salt")
 
 
 def test_stamps_in_objects_batches_and_nothing_else() -> None:

@@ -1,7 +1,7 @@
 """What the sidecar reads from a request and changes in it before an engine sees it.
 
-The constraint is taken out of the body, and in `in_place` mode the prefix cache's key gets the version as a prefix, so
-that no request meets keys of older weights. Everything else stays, byte for byte.
+The constraint is taken out of the body, and in `in_place` mode the prefix cache's key is made of the version and the
+client's own key, so that no request meets keys of older weights. Everything else stays, byte for byte.
 """
 
 from __future__ import annotations
@@ -46,14 +46,19 @@ class VersionedRequest:
         """The body that the engine gets. ``cache_key``: the member that namespaces its prefix cache, if it is used."""
         if self.text is None or self.thing is None:
             return self.raw
-        put = {} if cache_key is None else {cache_key: _salted(applied.salt, self.thing.get(cache_key))}
+        put = {} if cache_key is None else {cache_key: _salted(applied, cache_key, self.thing.get(cache_key))}
         if not put and not any(member.key in OURS for member in self.thing.members):
             return self.raw
         return edited(self.text, self.thing, cut=OURS, put=put).encode()
 
 
-def _salted(salt: str, own: Any) -> Any:
-    """The version's namespace before the client's own key; a batch has one key for each prompt."""
-    if isinstance(own, list):
-        return [_salted(salt, key) for key in own]
-    return salt if own is None else f"{salt}/{own}"
+def _salted(applied: Applied, cache_key: str, own: Any) -> Any:
+    """The key of the version and the client's own together; a batch has one key for each prompt.
+
+    What can't be a key is left to the engine, which refuses it in its own words.
+    """
+    if isinstance(own, list) and own:
+        return [_salted(applied, cache_key, key) for key in own]
+    if own == "" and cache_key == "cache_salt":  # vLLM refuses it; to SGLang it would be no key at all
+        return own
+    return applied.salt(own or None) if own in (None, []) or isinstance(own, str) else own

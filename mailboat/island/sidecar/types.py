@@ -5,6 +5,8 @@ Everything in the sidecar may depend on this page; it must never depend on anyth
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,10 +108,14 @@ class Applied:
         """How engines and programs are told: `<run>/weight_v000007`."""
         return f"{self.run}/weight_v{self.version:06d}"
 
-    @property
-    def salt(self) -> str:
-        """The namespace of the prefix cache while this version is held."""
-        return f"wv{self.version}.{self.turn};{self.run_id}"
+    def salt(self, own: str | None = None) -> str:
+        """The key of the prefix cache while this version is held, for a client's ``own`` key or none.
+
+        64 hex digits whatever goes in: vLLM takes 128 characters at most, and neither "@", "/", "\\" nor NUL.
+        """
+        # As JSON, so that no two different lists read the same.
+        named = json.dumps([self.run_id, self.epoch, self.version, self.state, self.turn, own])
+        return hashlib.blake2b(named.encode(), digest_size=32).hexdigest()
 
     def moves_lineage(self, other: Applied) -> bool:
         """Whether going to ``other`` changes run or epoch: then nothing may run across."""
