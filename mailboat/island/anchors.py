@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -22,6 +22,8 @@ from mailboat.replies import AnchorFile, AnchorStep
 from mailboat.route import Documents
 from mailboat.transfer import download, file_blob
 
+NAMED = 3  # files that a sentence names
+
 
 class ReferenceFailed(MailboatError):  # noqa: N818 - as the library's other errors, named for what happened
     """An anchor by reference can't be had from where it lies; another route may be."""
@@ -31,7 +33,8 @@ class ReferenceFailed(MailboatError):  # noqa: N818 - as the library's other err
 
 class Gathering:
     """Brings the files of an anchor into ``folder`` (of the store's `incoming`). ``local`` is the checkpoint given with
-    --base. ``holds_nothing``: what the store keeps may go when there is no room.
+    --base; ``say`` is told where it does not have the right bytes. ``holds_nothing``: what the store keeps may go when
+    there is no room.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Gathering:
         local: Path | None,
         link: EmulatedLink | None,
         holds_nothing: bool,
+        say: Callable[[str], None],
     ) -> None:
         self._documents = documents
         self._store = store
@@ -50,6 +54,7 @@ class Gathering:
         self._local = local
         self._link = link
         self._holds_nothing = holds_nothing
+        self._say = say
         self._known: dict[Path, BlobRef | None] = {}
 
     def fetch(self, step: AnchorStep) -> int:
@@ -61,6 +66,10 @@ class Gathering:
         place = _folder_of(step.uri)
         if place is not None:
             missing = [file for file in missing if not self._take(place / file.path, file)]
+        if self._local is not None and missing:
+            lacks = _what_lacks(self._local, missing)
+            anchor = f"the anchor of version {step.version}"
+            self._say(f"the base {self._local} does not hold the bytes of {anchor} ({lacks}); fetching it")
         self._require_room(step.version, missing)
         return sum(self._download(step, file) for file in missing)
 
@@ -158,6 +167,13 @@ def _folder_of(uri: str) -> Path | None:
     """The folder that a file: reference names on this host."""
     address = urlsplit(uri)
     return Path(unquote(address.path)) if address.scheme == "file" else None
+
+
+def _what_lacks(local: Path, missing: Sequence[AnchorFile]) -> str:
+    """What is wrong with a base, in a few words."""
+    there = {path.name if path == local else path.relative_to(local).as_posix() for path in _files(local)}
+    told = [f"{file.path} {'differs' if file.path in there else 'is not there'}" for file in missing[:NAMED]]
+    return ", ".join([*told, *([f"and {len(missing) - NAMED} more"] if len(missing) > NAMED else [])])
 
 
 def _files(folder: Path) -> Iterator[Path]:

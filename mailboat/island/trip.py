@@ -45,6 +45,13 @@ class Means:
     link: EmulatedLink | None
     local: Path | None
     say: Say
+    told: set[str] = field(default_factory=set)
+
+    def say_once(self, line: str) -> None:
+        """Says what stays true over the tries."""
+        if line not in self.told:
+            self.told.add(line)
+            self.say(line)
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ class Trip:
         gathering = Gathering(
             means.documents, means.store, incoming,
             local=means.local and means.local.absolute(), link=means.link,
-            holds_nothing=means.holding.marker is None,
+            holds_nothing=means.holding.marker is None, say=means.say_once,
         )  # fmt: skip
         self.bytes += gathering.fetch(step)
         return AnchorLeg(step, manifest, incoming, place)
@@ -244,7 +251,7 @@ class Trip:
             try:
                 checkpoint = Checkpoint.open(means.local.absolute())
             except MailboatError as error:
-                means.say(f"the local base can't be used, the anchor is fetched instead: {error}")
+                means.say_once(f"the local base can't be used, the anchor is fetched instead: {error}")
                 return None
             try:
                 return checkpoint, measure(checkpoint)

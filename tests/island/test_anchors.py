@@ -190,7 +190,7 @@ def gathering(server: ContractServer, tmp_path: Path) -> Any:
 
     def gather(*, local: Path | None = None, holds_nothing: bool = True) -> int:
         folder = store.incoming / "base-000000-new"
-        place = Gathering(documents, store, folder, local=local, link=None, holds_nothing=holds_nothing)
+        place = Gathering(documents, store, folder, local=local, link=None, holds_nothing=holds_nothing, say=print)
         travelled = place.fetch(step)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == data
         return travelled

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from mailboat.errors import StoreError, Unauthorised
+from mailboat.island.keys import read_credential, write_credential
+from mailboat.island.store import Store
 from tests.island.contract_server import ContractServer
 from tests.island.fleet import Trainer, held_state, island
 
@@ -72,14 +75,52 @@ def test_a_control_plane_that_moved_is_followed_without_a_new_token(server: Cont
         trainer.step()
         with island(server, store, once=True) as first:
             first.join()
-        note = json.loads((store / "credential.json").read_text())
-        (store / "credential.json").write_text(json.dumps(note | {"server": "http://127.0.0.1:9"}))
+        with closing(Store(store)) as opened:
+            note = read_credential(opened)
+            assert note is not None
+            write_credential(opened, note | {"server": "http://127.0.0.1:9"})
         trainer.step()
         with island(server, store, once=True, token=None) as second:
             second.join()
     assert server.applied(1)
     assert len([call for call in server.calls if call == "POST islands/enrol"]) == 1
     assert json.loads((store / "credential.json").read_text())["server"] == note["server"]
+
+
+TRAINERS = "mb_0123456789abcdef_" + "x" * 43
+
+
+@pytest.mark.parametrize("token", [None, TRAINERS])
+def test_a_damaged_credential_is_said_and_never_sent(server: ContractServer, tmp_path: Path, token: str | None) -> None:
+    store = tmp_path / "store"
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with island(server, store, once=True) as first:
+            first.join()
+        path = store / "credential.json"
+        path.write_bytes(path.read_bytes().replace(b'"secret"', b'"sacret"'))
+        before = len(server.calls)
+        with pytest.raises(StoreError) as raised, island(server, store, once=True, token=token) as damaged:
+            damaged.join()
+        assert str(path) in str(raised.value) and "register it again" in str(raised.value)
+        assert ("enrolment tokens begin with mbe_" in str(raised.value)) == (token is not None)
+        assert len(server.calls) == before
+        server.tokens.add("again")
+        with island(server, store, once=True, token="again") as mended:
+            mended.join()
+    assert any("is damaged" in line for line in mended.lines)
+
+
+def test_a_token_that_is_not_for_enrolling_is_told_apart(server: ContractServer, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with pytest.raises(StoreError, match="a trainer's or a person's"), island(server, store, token=TRAINERS) as refused:
+        refused.join()
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        with island(server, store, once=True) as first:
+            first.join()
+        with island(server, store, once=True, token=TRAINERS) as second:
+            second.join()
 
 
 def test_a51_used_token_is_said(server: ContractServer, tmp_path: Path) -> None:
@@ -133,6 +174,28 @@ def test_unknown_local_base_is_left_alone(server: ContractServer, tmp_path: Path
             running.join()
         assert server.applied(0)["route"] == ["anchor 0"]
         assert held_state(tmp_path / "store") == trainer.state().digest
+
+
+def test_a_base_that_does_not_fit_is_said_once(server: ContractServer, tmp_path: Path) -> None:
+    """One flipped bit; the first tries fail, and what is said stays said."""
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+        base = tmp_path / "base"
+        (tmp_path / "checkpoint").rename(base)
+        weights = bytearray((base / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (base / "model.safetensors").write_bytes(weights)
+        trainer.step()
+        lost = {file["sha256"]: server.blobs.pop(file["sha256"]) for file in server.versions[0].anchor or []}
+        with island(server, tmp_path / "store", base=base) as running:
+            server.wait_for(lambda: sum(call.endswith("/plan") for call in server.calls) > 4)
+            server.blobs |= lost
+            server.wait_for(lambda: server.applied(1))
+        said = [line for line in running.lines if str(base) in line]
+        assert said == [
+            f"the base {base} does not hold the bytes of the anchor of version 0 (model.safetensors differs); "
+            "fetching it"
+        ]
 
 
 def test_a_route_of_several_patches_is_one_commit(server: ContractServer, tmp_path: Path) -> None:
