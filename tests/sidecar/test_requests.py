@@ -175,8 +175,21 @@ def test_the_end_of_a_responses_stream_is_stamped() -> None:
                 "/abort_requests", "/anything/new", "/v1/../pause", "//pause",
             )
         ),
-        ("GET", "/flush_cache", b"/flush_cache", Kind.BLOCKED),
-        ("GET", "/is_paused", b"/is_paused", Kind.BLOCKED),
+        *(
+            (method, path, path.encode(), Kind.BLOCKED)
+            for method in ("GET", "HEAD", "OPTIONS")
+            for path in (
+                "/release_memory_occupation", "/resume_memory_occupation", "/slow_down", "/freeze_gc", "/sleep",
+                "/start_expert_distribution_record", "/stop_expert_distribution_record", "/wake_up", "/resume",
+                "/dump_expert_distribution_record", "/clear_hicache_storage_backend", "/set_trace_level",
+                "/remote_instance_transfer_engine_info", "/reset_prefix_cache", "/flush_cache", "/is_paused",
+                "/get_server_info", "/docs", "/anything/new", "/v1/models/../sleep",
+            )
+        ),
+        ("GET", "/v1/models/voyage", b"/v1/models/voyage", Kind.OPEN),
+        ("HEAD", "/version", b"/version", Kind.OPEN),
+        ("GET", "/v1/completions", b"/v1/completions", Kind.BLOCKED),
+        ("OPTIONS", "/v1/completions", b"/v1/completions", Kind.OPEN),
         ("POST", "/v1/completions/../pause", b"/v1%2f..%2fpause", Kind.BLOCKED),
         ("DELETE", "/v1/files", b"/v1/files", Kind.BLOCKED),
     ],
@@ -191,4 +204,5 @@ def test_blocked_routes_answer_403_and_reach_nothing(tmp_path: Path) -> None:
         for path in ("/pause", "/collective_rpc", "/update_weight_version", "/v1/%2e%2e/pause"):
             status, body, _ = running.post(path, {})
             assert (status, body["error"]["type"]) == (403, "RouteBlocked")
+        assert running.get("/sleep")[0] == running.get("/resume")[0] == 403
         assert running.engine.calls == calls

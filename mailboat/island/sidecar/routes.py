@@ -1,7 +1,8 @@
 """Which paths of an engine the world may call.
 
-What changes an engine is the sidecar's alone: an engine's control surface grows with each release, so unsafe methods
-are refused unless the path is known to be inference. Paths with tricks in them are refused before they are compared.
+What changes an engine is the sidecar's alone. An engine's control surface grows with each release, and some of it
+answers GET as well as POST, so whatever the method a path is refused unless it is known. Paths with tricks in them are
+refused before they are compared.
 """
 
 from __future__ import annotations
@@ -17,12 +18,9 @@ _INFERENCE = frozenset(
         "/encode", "/embed", "/inference/v1/generate", "/v1/chat/completions/render", "/v1/completions/render",
     }
 )  # fmt: skip
-_READ_BLOCKED = frozenset(
-    {
-        "/flush_cache", "/is_paused", "/is_sleeping", "/abort_requests", "/weights_checker", "/weight_checker",
-        "/start_profile", "/stop_profile", "/get_weights_by_name", "/docs", "/redoc", "/openapi.json",
-    }
-)  # fmt: skip
+# Not among them: SGLang's /get_server_info, which shows the engine's key.
+_READ = frozenset({"/v1/models", "/version", "/model_info", "/get_model_info", "/tokenizer_info", "/ping", "/load"})
+_READ_BELOW = ("/v1/models/", "/v1/responses/")
 
 
 class Kind(Enum):
@@ -36,13 +34,13 @@ class Kind(Enum):
 
 def kind(method: str, path: str, raw_path: bytes) -> Kind:
     """How a request is treated."""
-    if b"%2f" in raw_path.lower() or b"%5c" in raw_path.lower() or "\\" in path or "//" in path:
+    hidden = b"%2f" in raw_path.lower() or b"%5c" in raw_path.lower() or "\\" in path or "//" in path
+    if hidden or any(segment in {".", ".."} for segment in path.split("/")):
         return Kind.BLOCKED
-    if any(segment in {".", ".."} for segment in path.split("/")):
-        return Kind.BLOCKED
-    if path in VERSIONED:
-        return Kind.VERSIONED if method == "POST" else Kind.BLOCKED
-    if method in {"GET", "HEAD", "OPTIONS"}:
-        safe = path not in _READ_BLOCKED and not path.startswith(("/update_", "/init_", "/collective_rpc", "/pause"))
-        return Kind.OPEN if safe else Kind.BLOCKED
-    return Kind.INFERENCE if method == "POST" and path in _INFERENCE else Kind.BLOCKED
+    if method == "POST" and path in VERSIONED:
+        return Kind.VERSIONED
+    if method == "POST" and path in _INFERENCE:
+        return Kind.INFERENCE
+    readable = path in _READ or path.startswith(_READ_BELOW)
+    asked = method == "OPTIONS" and (path in VERSIONED or path in _INFERENCE)  # browsers ask first
+    return Kind.OPEN if asked or (readable and method in {"GET", "HEAD", "OPTIONS"}) else Kind.BLOCKED
