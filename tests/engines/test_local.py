@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.digest import measure
 from mailboat.image import Image
 from mailboat.island.engines.local import LocalServer
-from mailboat.island.engines.local_batch import Batch, Job, Sample, Sampling
+from mailboat.island.engines.local_batch import Batch, Job, Sample, Sampling, _choose
 from mailboat.island.sidecar.assembly import EngineOptions, Sidecar
 from mailboat.island.sidecar.types import Applied
 from mailboat.island.stop import Stop
@@ -234,15 +236,173 @@ def test_a_commit_in_the_middle_of_a_batch_is_stamped_for_all(tmp_path: Path) ->
             assert len(answers[0]["choices"][0]["token_ids"]) == 300
 
 
-def test_bad_requests_are_told(tmp_path: Path) -> None:
-    bad: list[dict[str, Any]] = [
-        {"prompt": 3},
-        {"prompt": ["a", "b"]},
-        {"prompt": "w1", "max_tokens": "x"},
-        {"prompt": "w1", "n": 1000},
-        {"prompt": "", "max_tokens": 99999},
-    ]
+BAD_PROMPTS: list[dict[str, Any]] = [
+    {"prompt": 3},
+    {"prompt": None},
+    {"prompt": []},
+    {"prompt": ["a", "b"]},
+    {"prompt": [999_999_999]},
+    {"prompt": [64]},
+    {"prompt": [-1]},
+    {"prompt": [True]},
+    {"prompt": [1.0]},
+    {"prompt": "\ud800"},
+    {"prompt": "", "max_tokens": 99999},
+    {"prompt": "w1", "max_tokens": 600},  # the model has 512 places
+    {"prompt": "w1", "max_tokens": "x"},
+    {"prompt": "w1", "max_tokens": "5"},
+    {"prompt": "w1", "max_tokens": 2.5},
+    {"prompt": "w1", "max_tokens": True},
+    {"prompt": "w1", "max_tokens": 0},
+    {"prompt": "w1", "max_completion_tokens": 0},
+    {"prompt": "w1", "n": 1000},
+    {"prompt": "w1", "n": 0},
+    {"prompt": "w1", "n": "2"},
+    {"prompt": "w1", "seed": 1 << 64},
+    {"prompt": "w1", "seed": 1.5},
+    {"prompt": "w1", "stop": 5},
+    {"prompt": "w1", "stop": ""},
+    {"prompt": "w1", "stop": [""]},
+    {"prompt": "w1", "stop": [{}]},
+    {"prompt": "w1", "stop": {}},
+    {"prompt": "w1", "temperature": -1},
+    {"prompt": "w1", "temperature": 1e-40},
+    {"prompt": "w1", "temperature": 9e-38},
+    {"prompt": "w1", "temperature": float("nan")},
+    {"prompt": "w1", "temperature": float("inf")},
+    {"prompt": "w1", "temperature": 10**400},
+    {"prompt": "w1", "temperature": "1"},
+    {"prompt": "w1", "top_p": 5},
+    {"prompt": "w1", "top_p": 0},
+    {"prompt": "w1", "logprobs": -1},
+    {"prompt": "w1", "logprobs": "yes"},
+    {"prompt": "w1", "stream": "yes"},
+    {"prompt": "w1", "model": 5},
+    {"prompt": "w1", "model": "\udfff"},
+]
+BAD_MESSAGES: list[Any] = [
+    None,
+    [],
+    "w1",
+    [5],
+    [{"role": "user"}],
+    [{"content": "w1"}],
+    [{"role": "user", "content": None}],
+    [{"role": "user", "content": 5}],
+    [{"role": "user", "content": {}}],
+    [{"role": ["user"], "content": "w1"}],
+    [{"role": "nobody", "content": "w1"}],
+    [{"role": "user", "content": "\ud800"}],
+    [{"role": "user", "content": [5]}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+]
+
+
+def post(server: LocalServer, path: str, **body: Any) -> Any:
+    """What the engine says by itself, without a sidecar before it."""
+    answer = urllib3.request("POST", f"{server.url}{path}", body=json.dumps(body).encode(), timeout=60)
+    return answer.status, json.loads(answer.data)
+
+
+@contextmanager
+def engine(folder: Path, *, template: str = "") -> Iterator[LocalServer]:
+    """The engine with a tiny model, without a sidecar; ``template``: another chat template."""
+    tiny_llama(folder / "checkpoint")
+    if template:
+        (folder / "checkpoint/chat_template.jinja").write_text(template)
+    with Checkpoint.open(folder / "checkpoint") as checkpoint:
+        image = Image.create(folder / "image", checkpoint, measure(checkpoint))
+    server = LocalServer()
+    try:
+        server.reload(image)
+        yield server
+    finally:
+        server.close()
+        image.close()
+
+
+def test_bad_requests_are_told_in_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chats = [{} if messages is None else {"messages": messages} for messages in BAD_MESSAGES]
+    with engine(tmp_path) as server:
+        for path, bodies in (("/v1/completions", BAD_PROMPTS), ("/v1/chat/completions", chats)):
+            for body in bodies:
+                status, answer = post(server, path, **body)
+                error = answer["error"]
+                assert (status, error["type"]) == (400, "BadRequestError"), body
+                assert error["message"].endswith(".") and "\n" not in error["message"], body
+        for data in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"prompt": [' + b"9" * 5000 + b"]}"):
+            assert urllib3.request("POST", f"{server.url}/v1/completions", body=data).status == 400, data[:20]
+        parts = [{"type": "text", "text": "w1"}, {"type": "text", "text": "w2"}]
+        for content in ("w1", parts):
+            asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+            assert post(server, "/v1/chat/completions", **asked)[0] == 200
+        odd = {"prompt": [0, 63], "seed": -1, "stop": None, "temperature": 1e-4, "top_p": 1e-30, "n": None}
+        assert post(server, "/v1/completions", **odd)[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_a_chat_template_refuses_is_a_bad_request(tmp_path: Path) -> None:
+    with engine(tmp_path, template="{{ raise_exception('Roles must take turns') }}") as server:
+        status, answer = post(server, "/v1/chat/completions", messages=[{"role": "user", "content": "w1"}])
+    assert status == 400 and "Roles must take turns" in answer["error"]["message"]
+
+
+def test_trouble_of_the_engine_is_one_line_and_500(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with engine(tmp_path) as server:
+        monkeypatch.setattr(server._generator, "encode", lambda text: text.index("no such word"))
+        status, answer = post(server, "/v1/completions", prompt="w1")
+    assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+    assert [record.getMessage() for record in caplog.records] == ["/v1/completions: ValueError: substring not found"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_goes_away_leaves_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with engine(tmp_path) as server:
+        answer = urllib3.PoolManager().request(
+            "POST", f"{server.url}/v1/completions", json={"prompt": "w1", "max_tokens": 400, "stream": True},
+            preload_content=False,
+        )  # fmt: skip
+        whole = socket.create_connection(
+            (urllib3.util.parse_url(server.url).host, urllib3.util.parse_url(server.url).port)
+        )
+        body = json.dumps({"prompt": "w1", "max_tokens": 400}).encode()
+        whole.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda: len(server._generator._batches) == 1 and len(server._generator._batches[0].rows) == 2)
+        whole.close()
+        answer.close()
+        eventually(lambda: not server._generator._batches)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_row_at_fault_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """One request's logits are no numbers any more; whoever shares its passes goes on."""
+    step, together = Batch.step, threading.Event()
+
+    def spoilt(batch: Batch, model: Any) -> None:
+        together.wait(30)
+        step(batch, model)
+        for index, row in enumerate(batch.rows):
+            if row.job.sampling.seed == 13:
+                batch.logits[index] = float("nan")
+
     with bench(tmp_path) as running:
-        for body in bad:
-            status, answer = running.post("/v1/completions", **body)
-            assert status == 400 and answer["error"]["message"].endswith("."), body
+        monkeypatch.setattr(Batch, "step", spoilt)
+
+        def ask(seed: int) -> Any:
+            return running.post("/v1/completions", prompt="w1", max_tokens=20, temperature=temperature, seed=seed)
+
+        asked = [in_background(partial(ask, seed)) for seed in (12, 13, 14, 15)]
+        eventually(lambda: running.sidecar.active == len(asked))
+        together.set()
+        for thread, _ in asked:
+            thread.join(60)
+        assert [answers[0][0] for _, answers in asked] == [200, 500, 200, 200]
+
+
+def test_a_temperature_just_above_zero_divides_nothing_to_infinity() -> None:
+    logits, random = torch.tensor([[10.0, 50.0, 30.0]]), torch.Generator()
+    assert _choose(logits, Sampling(temperature=9e-38), random).tolist() == [[1]]

@@ -93,13 +93,23 @@ class Batch:
         return list(dict.fromkeys(row.job for row in self.rows))
 
     def choose(self) -> tuple[list[int], list[float]]:
-        """A token for each row by its request's sampling, and its log probability."""
+        """A token for each row by its request's sampling, and its log probability.
+
+        A request that no token can be chosen for gets an error; what stands for its tokens means nothing.
+        """
         import torch
 
         chosen, first = [], 0
         for job in self.jobs:
             count = sum(row.job is job for row in self.rows)
-            chosen.append(_choose(self.logits[first : first + count], job.sampling, job.random))
+            logits = self.logits[first : first + count]
+            try:
+                if bool(logits.isnan().any()):
+                    raise ValueError("the model's logits are not numbers")
+                chosen.append(_choose(logits, job.sampling, job.random))
+            except (RuntimeError, ValueError) as error:
+                job.error = f"{type(error).__name__}: {error}"
+                chosen.append(torch.zeros(count, 1, dtype=torch.long))
             first += count
         self._last = torch.cat(chosen)
         scores = self.logits.log_softmax(-1).gather(1, self._last)
@@ -177,7 +187,8 @@ def _choose(logits: Any, sampling: Sampling, random: Any) -> Any:
 
     if sampling.temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    chances = (logits / sampling.temperature).softmax(-1)
+    # The likeliest is 0 before the division, so that a low temperature makes the others -inf and never that one inf.
+    chances = ((logits - logits.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
         ordered, order = chances.sort(-1, descending=True)
         ordered[ordered.cumsum(-1) - ordered > sampling.top_p] = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import threading
 import time
 import uuid
@@ -19,35 +20,17 @@ from functools import partial
 from typing import Any
 
 from mailboat.island.engines.local_batch import MOST_ROWS, Batch, Job, Sample, Sampling
+from mailboat.island.engines.local_requests import (
+    LONGEST,
+    BadRequest,
+    body_of,
+    messages_of,
+    sampling_of,
+    tokens_of,
+)
 from mailboat.island.sidecar.serving import Address, HttpServer
 
-LONGEST = 4096  # tokens of prompt and answer together
-MOST_SAMPLES = 64
-
-
-class BadRequest(ValueError):  # noqa: N818 - as HTTP calls it
-    """A request that can't be answered; the text goes to the client."""
-
-
-def sampling_of(body: dict[str, Any]) -> Sampling:
-    """Reads the OpenAI fields. Raises BadRequest."""
-    stop = body.get("stop") or []
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    try:
-        found = Sampling(
-            max_tokens=int(16 if limit is None else limit),
-            temperature=float(1.0 if body.get("temperature") is None else body["temperature"]),
-            top_p=float(1.0 if body.get("top_p") is None else body["top_p"]),
-            n=int(body.get("n") or 1),
-            seed=None if body.get("seed") is None else int(body["seed"]),
-            stop=stops,
-        )
-    except (TypeError, ValueError):
-        raise BadRequest("max_tokens, temperature, top_p, n and seed must be numbers.") from None
-    if not (1 <= found.max_tokens <= LONGEST and 1 <= found.n <= MOST_SAMPLES and found.temperature >= 0):
-        raise BadRequest(f"max_tokens must be 1 to {LONGEST}, n 1 to {MOST_SAMPLES}, temperature not negative.")
-    return found
+_log = logging.getLogger(__name__)
 
 
 class Generator:
@@ -93,23 +76,33 @@ class Generator:
 
     def submit(self, prompt: list[int], sampling: Sampling, said: Callable[[], None]) -> Job:
         """Begins a request. Raises BadRequest."""
-        if not prompt or len(prompt) + sampling.max_tokens > LONGEST:
-            raise BadRequest(f"Prompt and max_tokens must be 1 to {LONGEST} tokens together.")
+        longest = min(LONGEST, getattr(self._model.config, "max_position_embeddings", None) or LONGEST)
+        if not prompt or len(prompt) + sampling.max_tokens > longest:
+            raise BadRequest(f"The prompt must not be empty, and with max_tokens at most {longest} tokens long.")
         job = Job(prompt, sampling, said, [Sample() for _ in range(sampling.n)])
         with self._change:
             self._arrived.append(job)
             self._change.notify_all()
         return job
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a prompt."""
         return list(self._tokeniser(text)["input_ids"])
 
     def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The tokens of a conversation. Raises BadRequest when the model has no template."""
+        """The tokens of a conversation. Raises BadRequest when the model has no template, or one that refuses."""
         if not getattr(self._tokeniser, "chat_template", None):
             raise BadRequest("This model has no chat template; use /v1/completions.")
-        text = self._tokeniser.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self._tokeniser.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program that came with the weights
+            said = " ".join(str(error).split()).rstrip(".")
+            raise BadRequest(f"The model's chat template refuses these messages: {said}.") from error
         return list(self._tokeniser(text, add_special_tokens=False)["input_ids"])
 
     # -- the thread
@@ -181,7 +174,11 @@ class Generator:
 
     def _give_tokens(self, batch: Batch) -> None:
         for row, token, score in zip(batch.rows, *batch.choose(), strict=True):
-            self._take(row.job, row.sample, token, score)
+            try:
+                if not row.over:
+                    self._take(row.job, row.sample, token, score)
+            except Exception as error:  # noqa: BLE001 - one request's trouble is not another's
+                row.job.error = f"{type(error).__name__}: {error}"
         batch.drop_ended()
 
     def _take(self, job: Job, sample: Sample, token: int, score: float) -> None:
@@ -222,7 +219,7 @@ class LocalHttp:
 
     def _application(self, started: Callable[[], None]) -> Any:
         from starlette.applications import Starlette
-        from starlette.requests import Request
+        from starlette.requests import ClientDisconnect, Request
         from starlette.responses import JSONResponse, Response, StreamingResponse
         from starlette.routing import Route
 
@@ -236,23 +233,32 @@ class LocalHttp:
 
         async def answer(request: Request) -> Response:
             chat = request.url.path.endswith("/chat/completions")
-            try:
-                body = json.loads(await request.body())
-                if not isinstance(body, dict):
-                    raise BadRequest("The body must be a JSON object.")
-                running = self._begin(body, chat=chat)
-            except ValueError as bad:
-                return JSONResponse({"error": {"message": str(bad), "type": "BadRequestError"}}, 400)
+            body = body_of(await request.body())
+            running = self._begin(body, chat=chat)
             if body.get("stream"):
                 return StreamingResponse(running.events(), media_type="text/event-stream")
             gone = asyncio.ensure_future(_disconnected(request))
             try:
-                await running.end(gone)
+                there = await running.end(gone)
             finally:
                 gone.cancel()
+            if not there:
+                return Response()  # nobody reads it
             if running.job.error:
-                return JSONResponse({"error": {"message": running.job.error, "type": "InternalServerError"}}, 500)
+                return JSONResponse(_error(running.job.error), 500)
             return JSONResponse(running.whole())
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except BadRequest as bad:
+                return JSONResponse(_error(str(bad), "BadRequestError"), 400)
+            except ClientDisconnect:
+                return Response()
+            except Exception as error:  # noqa: BLE001 - one line of the log a request, not a traceback
+                said = f"{type(error).__name__}: {error}"
+                _log.error("%s: %s", request.url.path, " ".join(said.split()))
+                return JSONResponse(_error(said), 500)
 
         @contextlib.asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -262,26 +268,22 @@ class LocalHttp:
         routes = [
             Route("/health", health),
             Route("/v1/models", models),
-            Route("/v1/completions", answer, methods=["POST"]),
-            Route("/v1/chat/completions", answer, methods=["POST"]),
+            Route("/v1/completions", guarded, methods=["POST"]),
+            Route("/v1/chat/completions", guarded, methods=["POST"]),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
 
     def _begin(self, body: dict[str, Any], *, chat: bool) -> Running:
         sampling = sampling_of(body)
+        given = body.get("prompt")
         if chat:
-            messages = body.get("messages")
-            if not isinstance(messages, list) or not messages:
-                raise BadRequest("messages must be a list of messages.")
-            prompt = self._generator.chat(messages)
+            prompt = self._generator.chat(messages_of(body))
+        elif isinstance(given, list):
+            prompt = tokens_of(given, self._generator.vocabulary)
+        elif isinstance(given, str):
+            prompt = self._generator.encode(given)
         else:
-            given = body.get("prompt")
-            if isinstance(given, list) and all(isinstance(token, int) for token in given):
-                prompt = given
-            elif isinstance(given, str):
-                prompt = self._generator.encode(given)
-            else:
-                raise BadRequest("prompt must be a text or a list of token ids; send one prompt per request.")
+            raise BadRequest("prompt must be a text or a list of token ids; send one prompt per request.")
         loop, step = asyncio.get_running_loop(), asyncio.Event()
 
         def said() -> None:
@@ -304,8 +306,8 @@ class Running:
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
-    async def end(self, gone: asyncio.Future[None]) -> None:
-        """Waits until it is done; a client that goes away ends it."""
+    async def end(self, gone: asyncio.Future[None]) -> bool:
+        """Waits until it is done; a client that goes away ends it. Returns whether the client is still there."""
         try:
             while not self.job.done:
                 self._step.clear()
@@ -314,7 +316,8 @@ class Running:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 if gone.done():
-                    raise asyncio.CancelledError
+                    return False
+            return True
         finally:
             self.job.cancelled = True  # harmless when done
 
@@ -326,7 +329,7 @@ class Running:
             while not all(ended):
                 self._step.clear()
                 if self.job.error:
-                    yield _event({"error": {"message": self.job.error, "type": "InternalServerError"}})
+                    yield _event(_error(self.job.error))
                     return
                 for index, sample in enumerate(self.job.samples):
                     reason, text = sample.reason, sample.text
@@ -363,6 +366,10 @@ class Running:
     def _shell(self, *, whole: bool = False) -> dict[str, Any]:
         kind = ("chat.completion" if whole else "chat.completion.chunk") if self._chat else "text_completion"
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+
+def _error(text: str, kind: str = "InternalServerError") -> dict[str, Any]:
+    return {"error": {"message": text, "type": kind}}
 
 
 def _event(body: dict[str, Any]) -> bytes:
