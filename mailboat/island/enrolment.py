@@ -2,7 +2,8 @@
 island waits until they have compared its key.
 
 It must never send the token when a credential for the same server and project is there: most tokens work once. At
-another address without a token, the credential is used as it is: a control plane may move.
+another address without a token, the credential is used as it is: a control plane may move. A token that is not for
+enrolling is none: a trainer's may lie in the same environment.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from mailboat.errors import ApiError, StoreError, Unreachable
 from mailboat.identity import fingerprint, public_half, sign_enrolment
 from mailboat.island.engines.engine import Weights
 from mailboat.island.holding import Say
-from mailboat.island.keys import CREDENTIAL, NEXT, private_key
+from mailboat.island.keys import (
+    ANEW,
+    CREDENTIAL,
+    NEXT,
+    CredentialDamaged,
+    private_key,
+    read_credential,
+    write_credential,
+)
 from mailboat.island.stop import Stop
 from mailboat.island.store import Store
 from mailboat.patch.format import KNOWN_CODECS
 from mailboat.patience import pause_before
 from mailboat.replies import Enrolment
+
+BEARER = "mb_"  # how tokens of trainers and people begin; enrolment tokens begin with mbe_
 
 
 def credential(store: Store, api: Api, token: str | None, *, engine: Weights, stop: Stop, say: Say) -> Enrolment:
@@ -30,12 +41,25 @@ def credential(store: Store, api: Api, token: str | None, *, engine: Weights, st
 
     Raises StoreError without token and credential, Unauthorised for a token that is unknown, expired or used.
     """
-    enrolment = _kept(store, api, token, say)
+    other = (
+        " (What --token or MAILBOAT_TOKEN gives is a trainer's or a person's token; enrolment tokens begin with mbe_.)"
+        if token and token.startswith(BEARER)
+        else ""
+    )
+    token = None if other else token
+    try:
+        enrolment = _kept(store, api, token, say)
+    except CredentialDamaged as damage:
+        if not token:
+            raise StoreError(f"{damage}{other}") from damage
+        say(f"{damage} The island enrols again.")
+        enrolment = None
     if enrolment is not None:
         return _approved(store, api, enrolment, stop=stop, say=say)
     if not token:
         raise StoreError(
-            f"The store {store.root} holds no credential for {api.server}; start the island with --token once."
+            f"The store {store.root} holds no credential for {api.project} on {api.server}; start the island with "
+            f"--token once. If it was enrolled before, {ANEW}.{other}"
         )
     enrolment = _enrol(api, token, private_key(store), engine=engine, stop=stop, say=say)
     _keep(store, api, enrolment)
@@ -43,7 +67,7 @@ def credential(store: Store, api: Api, token: str | None, *, engine: Weights, st
 
 
 def _kept(store: Store, api: Api, token: str | None, say: Say) -> Enrolment | None:
-    kept = store.note(CREDENTIAL)
+    kept = read_credential(store)
     if kept is None:
         return None
     server, project = kept.pop("server", None), kept.pop("project", None)
@@ -54,8 +78,7 @@ def _kept(store: Store, api: Api, token: str | None, say: Say) -> Enrolment | No
     try:
         enrolment = Enrolment(**kept)
     except TypeError:
-        say("The stored credential is damaged; the island enrols again.")
-        return None
+        raise CredentialDamaged(f"The credential in {store.root} lacks something; {ANEW}.") from None
     if moved:  # a control plane may get another address; whoever starts the island names it, so that is no stranger
         say(f"the credential was made at {server} and is used at {api.server} from now on")
         _keep(store, api, enrolment)
@@ -63,10 +86,13 @@ def _kept(store: Store, api: Api, token: str | None, say: Say) -> Enrolment | No
 
 
 def _keep(store: Store, api: Api, enrolment: Enrolment) -> None:
-    before = store.note(CREDENTIAL) or {}
+    try:
+        before = read_credential(store) or {}
+    except CredentialDamaged:
+        before = {}
     trial = {NEXT: before[NEXT]} if before.get(CREDENTIAL) == enrolment.credential and NEXT in before else {}
     kept = {name: value for name, value in asdict(enrolment).items() if name != "keys"}  # see trust.Trust
-    store.set_note(CREDENTIAL, {"server": api.server, "project": api.project, **kept, **trial})
+    write_credential(store, {"server": api.server, "project": api.project, **kept, **trial})
 
 
 def _approved(store: Store, api: Api, enrolment: Enrolment, *, stop: Stop, say: Say) -> Enrolment:

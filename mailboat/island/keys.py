@@ -1,18 +1,56 @@
 """The island's keys: its own Ed25519 key, and the bearer credential with the one that is to take its place.
 
 A new credential is kept beside the old one until the control plane has accepted it; a refusal goes back to the old one.
-It must never forget the old one before that, or a lost answer would lock the island out.
+It must never forget the old one before that, or a lost answer would lock the island out. The file ends with a digest of
+what it says: a damaged one must never be sent, since what the server makes of it leads astray.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from mailboat.client import Api
+from mailboat.errors import StoreError
 from mailboat.identity import new_key
 from mailboat.island.store import Store
+from mailboat.replies import Enrolment
 
 CREDENTIAL, KEY, NEXT = "credential", "key", "next"
+CHECK = "sha256"  # of the other fields
+FIELDS = {field.name for field in fields(Enrolment)} | {"server", "project", NEXT}
+
+ANEW = "remove the island on the fleet page, register it again, and start it once with the new --token"
+
+
+class CredentialDamaged(StoreError):  # noqa: N818 - as the library's other errors, named for what happened
+    """The file of the credential does not say what was written to it."""
+
+
+def read_credential(store: Store) -> dict[str, Any] | None:
+    """What the store keeps of the island's enrolment; None when there is none. Raises CredentialDamaged."""
+    path = store.root / f"{CREDENTIAL}.json"
+    kept = store.note(CREDENTIAL)
+    if kept is None and not path.exists():
+        return None
+    check = None if kept is None else kept.pop(CHECK, None)
+    # Files from before there were digests have none; with a damaged name of that field, another one is too many.
+    if kept is None or (check != _digest(kept) if check is not None else not kept.keys() <= FIELDS):
+        raise CredentialDamaged(f"The credential in {path} is damaged: put the file back, or {ANEW}.")
+    return kept
+
+
+def write_credential(store: Store, body: Mapping[str, Any]) -> None:
+    """Keeps it, durably and for its owner alone."""
+    store.set_note(CREDENTIAL, {**body, CHECK: _digest(body)})
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(dict(body), sort_keys=True).encode()).hexdigest()
 
 
 def private_key(store: Store) -> str:
@@ -32,8 +70,8 @@ class Credentials:
         self._store = store
         self._api = api
         self._lock = threading.Lock()
-        kept = store.note(CREDENTIAL) or {}
-        self._next: str | None = kept.get(NEXT)
+        self._kept = read_credential(store) or {}
+        self._next: str | None = self._kept.get(NEXT)
         if self._next is not None:
             api.token = self._next
 
@@ -60,11 +98,11 @@ class Credentials:
         with self._lock:
             if self._next is None:
                 return False
-            kept = self._store.note(CREDENTIAL) or {}
             self._write({NEXT: None})
-            self._next, self._api.token = None, kept.get(CREDENTIAL)
+            self._next, self._api.token = None, self._kept.get(CREDENTIAL)
             return True
 
     def _write(self, changes: dict[str, str | None]) -> None:
-        body = {**(self._store.note(CREDENTIAL) or {}), **changes}
-        self._store.set_note(CREDENTIAL, {name: value for name, value in body.items() if value is not None})
+        body = {name: value for name, value in {**self._kept, **changes}.items() if value is not None}
+        write_credential(self._store, body)
+        self._kept = body

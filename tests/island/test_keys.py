@@ -9,7 +9,7 @@ import pytest
 from mailboat.client import Api
 from mailboat.identity import fingerprint, new_key, proves_enrolment, public_half, sign_enrolment
 from mailboat.island.heads import Heads
-from mailboat.island.keys import Credentials, private_key
+from mailboat.island.keys import CredentialDamaged, Credentials, private_key, read_credential, write_credential
 from mailboat.island.store import Store
 from mailboat.manifest import HEAD_TYPE, Envelope, Head
 
@@ -49,36 +49,57 @@ def test_fingerprints_are_written_as_openssh_does() -> None:
 
 
 def test_a_new_credential_is_tried_and_takes_the_place_of_the_old_one(store: Store) -> None:
-    store.set_note("credential", {"credential": "old", "server": "s"})
+    write_credential(store, {"credential": "old", "server": "s"})
     calls = api()
     credentials = Credentials(store, calls)
     assert not credentials.on_trial
     credentials.offered("new")
     assert calls.token == "new" and credentials.on_trial
-    assert store.note("credential") == {"credential": "old", "next": "new", "server": "s"}
+    assert read_credential(store) == {"credential": "old", "next": "new", "server": "s"}
     credentials.accepted()
-    assert store.note("credential") == {"credential": "new", "server": "s"}
+    assert read_credential(store) == {"credential": "new", "server": "s"}
     assert not credentials.refused() and calls.token == "new"
 
 
 def test_a_refused_one_goes_back_to_the_old_one(store: Store) -> None:
-    store.set_note("credential", {"credential": "old"})
+    write_credential(store, {"credential": "old"})
     calls = api()
     credentials = Credentials(store, calls)
     credentials.offered("lost")
     credentials.offered("new")
     assert credentials.refused() and calls.token == "old"
-    assert store.note("credential") == {"credential": "old"}
+    assert read_credential(store) == {"credential": "old"}
     assert not credentials.refused()
 
 
 def test_a_restart_in_between_tries_the_new_one_first(store: Store) -> None:
-    store.set_note("credential", {"credential": "old"})
+    write_credential(store, {"credential": "old"})
     Credentials(store, api()).offered("new")
     calls = api()
     again = Credentials(store, calls)
     assert calls.token == "new" and again.on_trial
     assert again.refused() and calls.token == "old"
+
+
+def test_every_flipped_byte_and_every_cut_of_the_credential_is_noticed(store: Store) -> None:
+    path = store.root / "credential.json"
+    body = {"credential": "old", "island": "7", "pending": False, "server": "s"}
+    write_credential(store, body)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(CredentialDamaged, match="put the file back"):
+                read_credential(store)
+    path.write_bytes(whole)
+    assert read_credential(store) == body
+    path.unlink()
+    assert read_credential(store) is None
+
+
+def test_a_credential_from_before_there_were_digests_is_taken(store: Store) -> None:
+    store.set_note("credential", {"credential": "old", "server": "s"})
+    assert read_credential(store) == {"credential": "old", "server": "s"}
 
 
 def test_a53_the_marks_of_two_channels_are_kept_apart(store: Store) -> None:
