@@ -16,7 +16,7 @@ from controlplane.registry import steering
 from controlplane.registry.models import Channel, Project, Run
 from controlplane.registry.needs import LONGEST_DAYS
 
-ENGINES = [("checkpoint", "checkpoint")]
+ENGINES = [(name, name) for name in ("checkpoint", "local", "vllm", "sglang")]
 
 
 class ChannelField(forms.ModelChoiceField):
@@ -92,7 +92,7 @@ class RegisterForm(forms.Form):
     provider = forms.CharField(max_length=60, required=False, help_text="Whose machine it is.")
     region = forms.CharField(max_length=60, required=False, help_text="Where it stands.")
     engine = forms.ChoiceField(
-        choices=ENGINES, help_text="What loads the weights there; checkpoint only keeps the files."
+        choices=ENGINES, help_text="What serves the weights there; checkpoint only keeps the files."
     )
     reusable = forms.BooleanField(
         required=False,

@@ -31,6 +31,13 @@ ENROLMENT_LIFETIME = timedelta(hours=24)
 SELF_ENROLMENT_LIFETIME = timedelta(days=30)
 LONGEST_NAME = 60
 MOST_PENDING = 500  # per project: a stolen key can't fill the list for ever
+_LISTEN = "--listen 127.0.0.1:8200"
+_ENGINE_URL = "--engine-url http://127.0.0.1:8000"
+SERVING = {  # what `mailboat island run` needs beside for each engine; `checkpoint` is its default and serves nobody
+    "local": ("--engine local", _LISTEN),
+    "vllm": ("--engine vllm", _ENGINE_URL, _LISTEN),
+    "sglang": ("--engine sglang", _ENGINE_URL, _LISTEN),
+}
 
 
 class AgentIncompatible(Refusal):
@@ -127,12 +134,16 @@ def revoke_enrolment_token(token: EnrolmentToken, *, actor: str) -> None:
 
 
 def enrolment_command(token: EnrolmentToken, plaintext: str) -> str:
-    """The line that turns a machine into this island, with the run's keys that count now."""
+    """The line that turns a machine into this island, with the run's keys that count now. Its addresses are those of
+    docs/sidecar.md, reached from the machine itself alone: whoever pastes it changes them where they don't fit.
+    """
     command = (
         f"mailboat island run --server {settings.MAILBOAT_PUBLIC_URL} --project {token.project.slug} "
         f"--token {plaintext} --store ./{token.name}"
     )
-    return " ".join([command, *(f"--publisher-key {public_key}" for public_key in keys.to_pin(token.run))])
+    # A project's API takes any name of an engine; only those that the island knows stand in a line for a shell.
+    serving = SERVING.get(token.engine, ())
+    return " ".join([command, *serving, *(f"--publisher-key {public_key}" for public_key in keys.to_pin(token.run))])
 
 
 def enrol(

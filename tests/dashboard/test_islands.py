@@ -109,6 +109,13 @@ def test_registration_shows_the_token_once(world: World, owner: Client) -> None:
     assert "Waiting for hel1-b" in again
 
 
+def test_registration_starts_the_engine_that_was_asked_for(world: World, owner: Client) -> None:
+    page = owner.post(world.url("islands/register/"), _form(world, engine="vllm")).content.decode()
+    copied = re.findall(r'data-copy="([^"]*)"', page)[0]
+    for part in ("--engine vllm", "--engine-url http://127.0.0.1:8000", "--listen 127.0.0.1:8200"):
+        assert part in copied and part in page.replace(copied, "")
+
+
 def test_registration_pins_the_keys_that_count(world: World, owner: Client) -> None:
     def registered(name: str) -> str:
         return owner.post(world.url("islands/register/"), {**_form(world), "name": name}).content.decode()

@@ -13,6 +13,8 @@ from controlplane.accounts.models import Token
 from controlplane.fleet.models import Island
 from controlplane.registry import services as registry
 from controlplane.registry.models import Project, Run, RunKey
+from mailboat.commands.island import run as run_island
+from mailboat.island.sidecar.assembly import EngineOptions
 from tests.controlplane.conftest import Api, enrol
 from tests.controlplane.making import build, commit, ready, series, upload
 
@@ -214,6 +216,24 @@ def test_the_command_of_a_new_island_pins_the_keys_that_count(run: Run, token: C
         RunKey.objects.create(run=run, public_key=key, name=name, created_by="ada", revoked_at=revoked_at)
     command = token("operator").post("enrolment-tokens", {**body, "name": "madeira"}).json()["command"]
     assert command.endswith(f"--store ./madeira --publisher-key {'ab' * 32}")
+
+
+@pytest.mark.parametrize("engine", ["checkpoint", "local", "vllm", "sglang"])
+def test_the_command_of_a_new_island_starts_the_engine_that_was_asked_for(
+    run: Run, token: Callable[..., Api], engine: str
+) -> None:
+    body = {"run": "minilm", "name": "azores", "engine": engine}
+    made = token("operator").post("enrolment-tokens", body).json()
+    words = made["command"].split()
+    assert words[:3] == ["mailboat", "island", "run"]
+    given = run_island.make_context("run", words[3:]).params
+    assert (given["engine"], given["token"]) == (engine, made["token"])
+    EngineOptions(given["engine"], given["engine_urls"], given["listen"]).check()
+
+
+def test_the_command_of_an_engine_that_is_not_known_holds_nothing_of_it(run: Run, token: Callable[..., Api]) -> None:
+    body = {"run": "minilm", "name": "azores", "engine": "x; reboot"}
+    assert "reboot" not in token("operator").post("enrolment-tokens", body).json()["command"]
 
 
 def test_island_life_over_http(run: Run, token: Callable[..., Api]) -> None:
