@@ -90,13 +90,14 @@ class Api:
 
     # -- runs and versions
 
-    def create_run(self, name: str, *, served_format: str = "") -> None:
-        """Creates a run; one of that name that exists is fine."""
+    def create_run(self, name: str, *, served_format: str = "") -> bool:
+        """Creates a run; one of that name that exists is fine. Whether it was made now."""
         body = {"name": name} | ({"served_format": served_format} if served_format else {})
         try:
             self._json("POST", "runs", body)
         except Conflict:
-            return
+            return False
+        return True
 
     def run(self, run: str) -> RunInfo:
         """A run with its current epoch and newest ready version."""

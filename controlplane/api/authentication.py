@@ -57,7 +57,7 @@ def bearer(header: str) -> Token | None:
     scheme, _, plaintext = header.partition(" ")
     token = services.authenticate_token(plaintext.strip()) if scheme.lower() == "bearer" else None
     if token is None:
-        raise AuthenticationFailed("The token is wrong, expired or revoked; ask an operator for a new one.")
+        raise AuthenticationFailed("The token is wrong, expired or revoked; ask an admin for a new one.")
     return token
 
 

@@ -18,7 +18,12 @@ def _server(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Authorities (PEM) of the server."
         ),
-        click.option("--token", required=True, envvar="MAILBOAT_TOKEN", help="A token; changes need an operator's."),
+        click.option(
+            "--token",
+            required=True,
+            envvar="MAILBOAT_TOKEN",
+            help="A token; register and revoke need an operator's or admin's.",
+        ),
         click.option("--project", required=True, envvar="MAILBOAT_PROJECT", help="Project of the run."),
         click.option("--server", required=True, envvar="MAILBOAT_SERVER", metavar="URL", help="The control plane."),
     ):

@@ -58,15 +58,16 @@ def command(
     if as_json:
         click.echo(json.dumps(plan, indent=2))
         return
-    for line in _lines(plan):
+    held = f"version {from_version}" if from_version is not None else digest and f"state {digest[:16]}"
+    for line in _lines(plan, held):
         click.echo(line)
 
 
-def _lines(plan: Mapping[str, Any]) -> list[str]:
+def _lines(plan: Mapping[str, Any], held: str | None) -> list[str]:
     from mailboat.commands.status import table
     from mailboat.sizes import size
 
-    begins = "nothing" if plan["from"] is None else f"version {plan['from']}"
+    begins = held or "nothing" if plan["from"] is None else f"version {plan['from']}"
     if not plan["steps"]:
         return [f"{begins} is where the route ends: nothing to do"]
     rows: list[tuple[str, ...]] = []
@@ -76,7 +77,9 @@ def _lines(plan: Mapping[str, Any]) -> list[str]:
         else:
             what, where = f"{step['via']} patch", f"{step['from']} to {step['to']}"
         rows.append((what, where, size(step["bytes"]), f"{step['seconds']:.2f} s"))
-    lines = [f"from {begins} to version {plan['to']}", *table(("step", "versions", "bytes", "time"), rows)]
+    first = plan["steps"][0]
+    by = f" by the anchor of version {first['version']}" if held and first["kind"] == "anchor" else ""
+    lines = [f"from {begins} to version {plan['to']}{by}", *table(("step", "versions", "bytes", "time"), rows)]
     lines.append(f"in sum {size(plan['bytes'])}, {plan['seconds']:.2f} s")
     building = plan.get("building")
     if building is not None:

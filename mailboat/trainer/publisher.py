@@ -29,6 +29,7 @@ from mailboat.patch.encoder import EncodeFor
 from mailboat.patience import PATIENCE
 from mailboat.replies import AnchorFile, ReadyVersion, RunInfo, VersionInfo
 from mailboat.signing import read_key, sign
+from mailboat.sizes import size
 from mailboat.trainer.copy import Candidate, LocalCopy
 from mailboat.trainer.holdings import Holdings, StaleChanges
 from mailboat.trainer.in_place import DEVICE_BYTES, OldBytes, on_accelerator
@@ -139,7 +140,7 @@ class Publisher:
         self._api = Api(server, project, token, ca_file=ca_file, patience=patience)
         self._run = run
         self._served_format = served_format
-        self._known = False
+        self._known = self._new = False
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
         self._laps = Laps()
@@ -241,7 +242,7 @@ class Publisher:
     def _standing(self) -> Standing:
         """Where the run stands, with the copy brought to its last ready version. Waits for a pending version to end."""
         if not self._known:
-            self._api.create_run(self._run, served_format=self._served_format)
+            self._new = self._api.create_run(self._run, served_format=self._served_format)
             self._known = True
         newest = self._api.newest_version(self._run)
         if newest is not None and newest.state in PENDING:
@@ -359,6 +360,9 @@ class Publisher:
     def _commit_image(self, image: Image, step: int | None, standing: Standing) -> PublishedVersion:
         """The copy, made anew, as a version that stands alone."""
         self._laps.lap("build")
+        if self._new and standing.newest is None:  # or its name is misspelt
+            whole = size(image.inventory.full_bytes)
+            _log.warning("run %s is new: it begins with a whole anchor (%s)", self._run, whole)
         # What is uploaded is the copy that was just compared with the digests: the source may change from here on.
         files = anchor_files(image)
         for file, path in files:
@@ -461,7 +465,8 @@ def publish_on_server(
     Raises PublishFailed, Conflict, ApiError ``checkpoint_not_allowed``.
     """
     api = Api(server, project, token, ca_file=ca_file, patience=PATIENCE)
-    api.create_run(run)
+    if api.create_run(run):
+        _log.warning("run %s is new: it begins with a whole anchor", run)
     newest = api.newest_version(run)
     if newest is not None and newest.state in PENDING:
         newest = _await_end(api, run, newest.number, None)

@@ -174,7 +174,7 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_names_can_not_leave_their_place(server: ContractServer, api: Api) -> None:
     with pytest.raises(NotFound):
         api.run(f"../{RUN}/versions")
-    assert api.create_run(RUN) is None, "a run that exists is fine"
+    assert not api.create_run(RUN), "a run that exists is fine"
 
 
 def test_head_waits_and_knows_what_was_seen(server: ContractServer, api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import measure
-from tests.island.contract_server import PROJECT, ContractServer
+from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault, Reply
 from tests.island.fleet import Trainer, held_state, start_process
 
 
@@ -41,6 +42,37 @@ def test_publish_and_island_run(server: ContractServer, tmp_path: Path) -> None:
     assert held_state(store) == expected
     with Checkpoint.open(tmp_path / "export" / "current") as exported:
         assert measure(exported).digest == expected
+
+
+def test_publish_says_that_a_run_is_new(server: ContractServer, tmp_path: Path) -> None:
+    with Trainer(server, tmp_path) as trainer:
+        trainer.step()
+    publish = ["publish", str(tmp_path / "checkpoint"), "--server", server.address, "--project", PROJECT, "--run", RUN]
+    assert "is new" not in mailboat(*publish, "--token", "t").stderr
+    server.versions.clear()
+    server.runs.clear()
+    server.faults = [Fault(f"POST runs/{RUN}/blobs", "status", 507)]
+    done = mailboat(*publish, "--token", "t")
+    assert done.returncode == 1, "nothing was uploaded yet"
+    assert f"run {RUN} is new: it begins with a whole anchor (" in done.stderr
+
+
+def test_plan_says_what_it_starts_from_where_an_anchor_is_sooner(
+    server: ContractServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor = {"kind": "anchor", "version": 0, "bytes": 5000, "seconds": 0.1}
+    plan = {"from": None, "to": 0, "steps": [anchor], "bytes": 5000, "seconds": 0.1}
+    monkeypatch.setattr(server, "_plan", lambda **_: Reply(200, json.dumps(plan).encode()))
+    with Trainer(server, tmp_path) as trainer:
+        for _ in range(3):
+            digest = trainer.step().digest
+    options = ["--server", server.address, "--project", PROJECT, "--token", "t", "--to", "0"]
+    for held, words in (
+        (["--from-version", "2"], "from version 2 to version 0 by the anchor of version 0"),
+        (["--from", digest], f"from state {digest[:16]} to version 0 by the anchor of version 0"),
+        ([], "from nothing to version 0"),
+    ):
+        assert mailboat("plan", "voyage", *options, *held).stdout.splitlines()[0] == words
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_doctor_says_what_is_wrong_with_a_token(harbour: dict[str, Any]) -> None
     accounts.revoke_token(harbour["token"], actor="test")
     done = doctor(harbour)
     assert done.return_value == 1
-    assert "wrong, expired or revoked" in done.output
+    assert "wrong, expired or revoked; ask an admin" in done.output
 
 
 def test_doctor_without_a_server_to_be_found() -> None:
