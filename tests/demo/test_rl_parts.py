@@ -15,7 +15,7 @@ import torch
 
 from scripts.demonstration.rl.answers import Answers, BadAnswer
 from scripts.demonstration.rl.grpo import CLIP_ABOVE, CLIP_BELOW, advantages, surrogate
-from scripts.demonstration.rl.learner import Row
+from scripts.demonstration.rl.learner import Learner, Row, WrongModel
 from scripts.demonstration.rl.moves import Move, move_after
 from scripts.demonstration.rl.rollouts import Rollouts
 from scripts.demonstration.rl.task import WORDS, Question, question, verdict
@@ -89,6 +89,30 @@ def test_answers_in_one_row_are_computed_as_each_by_itself(tmp_path: Path) -> No
         alone = [model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] for answer in answers]
     torch.testing.assert_close(together, torch.cat(alone))
     assert row.answered.tolist() == [token for answer in answers for token in answer]
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+def test_a_recurrent_model_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+    if kind == "lfm2":  # its convolution sees the neighbours that the mask hides
+        sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes |= {"layer_types": ["conv", "full_attention"]}
+    tiny_llama(tmp_path)  # for its tokeniser
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(WrongModel, match=r"attention alone") as refused:
+        Learner(tmp_path)
+    assert type(model).__name__ in str(refused.value)
+
+
+def test_a_model_of_attention_alone_is_learnt(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    Learner(tmp_path)
 
 
 def test_one_island_joins_and_others_leave_in_turn_and_come_back() -> None:

@@ -9,17 +9,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from mailboat.errors import MailboatError
 from mailboat.trainer import follow
 from scripts.demonstration.rl.grpo import Group, Sample, advantages, surrogate
 
 LEARNING_RATE = 2e-5  # twenty times what long runs take, so that five steps show; their patches are larger too
 LONGEST_GRADIENT = 1.0
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
+MOST_APART = 1e-3  # of log probabilities in FP32: SmolLM2-135M is apart by 5e-5, as its kernels round
+
+
+class WrongModel(MailboatError):  # noqa: N818 - what it is
+    """A model that the learner would compute wrongly."""
+
+    code = "wrong_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,14 @@ class Learner:
     """The model and its optimiser. `version` is what its weights were published as."""
 
     def __init__(self, folder: Path, learning_rate: float = LEARNING_RATE) -> None:
+        """Raises WrongModel."""
         torch.manual_seed(0)
         torch.set_num_threads(1)  # islands compute on the same cores
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.tokeniser = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        require_rows(self.model)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0)
         self.served = follow(self.optimiser, list(self.model.named_parameters()))
         self.version = 0
@@ -133,6 +144,34 @@ class Row:
             torch.tensor([tokens]), torch.tensor([positions]), sees[None, None], torch.tensor(tokens[size:]),
             torch.tensor(before),
         )  # fmt: skip
+
+
+def require_rows(model: Any) -> None:
+    """Raises WrongModel unless `model`, in FP32, says of answers in one row what it says of each by itself.
+
+    A recurrent layer carries what it read from one answer into the next, whatever the mask says.
+    """
+    size = int(model.get_input_embeddings().weight.shape[0])
+    prompt, *answers = ([(first + 7 * place) % size for place in range(8)] for first in (1, 2, 3))
+    row = Row.of(prompt, answers)
+    trouble = ""
+    with torch.inference_mode():
+        alone = [model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] for answer in answers]
+        try:
+            together = model(
+                input_ids=row.tokens, position_ids=row.positions, attention_mask=row.sees, logits_to_keep=row.before,
+                use_cache=False,
+            ).logits[0]  # fmt: skip
+            apart = float((together.log_softmax(-1) - torch.cat(alone).log_softmax(-1)).abs().max())
+            if not apart <= MOST_APART:
+                trouble = f"log probabilities differ by {apart:.2g}"
+        except Exception as error:  # noqa: BLE001 - a model that can't take the row ends here, however it says so
+            trouble = f"{type(error).__name__}: {error}"
+    if trouble:
+        raise WrongModel(
+            f"{type(model).__name__} can't be learnt here: answers that share a row are not computed as each by itself "
+            f"({trouble}). Give --model a decoder of attention alone, without recurrent or convolutional layers."
+        )
 
 
 class _Apart:
