@@ -277,7 +277,14 @@ class ContractEngine:
         control = self._vllm() if self.kind == "vllm" else self._sglang_routes()
         generation = [
             Route(path, self._completion, methods=["POST"])
-            for path in ("/v1/completions", "/v1/chat/completions", "/generate")
+            for path in (
+                "/v1/completions",
+                "/v1/chat/completions",
+                "/generate",
+                "/v1/messages",
+                "/v1/embeddings",
+                "/score",
+            )
         ]
         routes = [Route(path, self._guard(path, call), methods=["GET", "POST"]) for path, call in control.items()]
         return Starlette(routes=[*generation, *routes], lifespan=lifespan)

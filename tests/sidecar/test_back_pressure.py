@@ -6,15 +6,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from mailboat.island.sidecar.app import Parts, application
+from mailboat.island.sidecar.bodies import Bodies
 from mailboat.island.sidecar.gate import Gate
 from mailboat.island.sidecar.metrics import Metrics
 from mailboat.island.sidecar.proxy import Proxy
 from mailboat.island.sidecar.serving import Address, HttpServer
 from mailboat.island.sidecar.types import Applied, CommitMode, Limits, SyncView
 from mailboat.island.sidecar.upstreams import Upstream, Upstreams
+from tests.waiting import eventually
 
 TOTAL, PIECE, SMALL = 96 << 20, 1 << 16, 1 << 16  # sockets hold a few MiB each, whatever is asked of them
 
@@ -59,23 +61,24 @@ def small(made: socket.socket) -> socket.socket:
 
 
 @contextmanager
-def proxied(engine: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
+def proxied(engine: Callable[[socket.socket], None], bodies: Bodies | None = None) -> Iterator[socket.socket]:
     """A connection to a sidecar whose engine answers one connection as it is told."""
     listener = small(socket.socket())
     listener.bind(("127.0.0.1", 0))
     listener.listen()
 
     def answer() -> None:
-        connection, _ = listener.accept()
-        with closing(connection):
-            engine(connection)
+        with suppress(OSError):  # nobody came
+            connection, _ = listener.accept()
+            with closing(connection):
+                engine(connection)
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     upstreams = Upstreams([Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}", fence="")])
     gate = Gate(Limits())
     gate.applied = Applied("voyage", "id", 0, 0, "")
-    proxy = Proxy(gate, upstreams, engine=None)
+    proxy = Proxy(gate, upstreams, engine=None, bodies=bodies)
     parts = (gate, upstreams, proxy, Metrics(gate, upstreams), CommitMode.IN_PLACE, SyncView, lambda: None)
     server = HttpServer("sidecar", Address("127.0.0.1", 0), grace=1)
     server.start(lambda started: application(Parts(*parts, started)))
@@ -87,6 +90,7 @@ def proxied(engine: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
     finally:
         client.close()
         server.stop()
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         listener.close()
 
@@ -125,3 +129,26 @@ def test_an_engine_that_does_not_read_holds_its_client_up() -> None:
         go_on.set()
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
         assert taken.moved == TOTAL
+
+
+ASK = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_that_does_not_come_is_waited_for_only_so_long() -> None:
+    with proxied(lambda _connection: None, Bodies(patience=0.2)) as client:
+        client.sendall(ASK % 100 + b'{"prompt":')
+        answer = client.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 408") and b"0.2 s" in answer
+
+
+def test_bodies_of_all_clients_together_have_a_limit() -> None:
+    bodies = Bodies(total=150)
+    with proxied(lambda _connection: None, bodies) as first:
+        first.sendall(ASK % 200 + bytes(100))
+        eventually(lambda: bodies.held == 100)
+        with socket.create_connection(first.getpeername(), 30) as second:
+            second.sendall(ASK % 100 + bytes(100))
+            answer = second.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower()
+        first.close()
+        eventually(lambda: bodies.held == 0)

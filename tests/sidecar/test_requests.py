@@ -86,12 +86,33 @@ def test_numbers_and_escapes_survive() -> None:
     )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"[1]", b"{", b'{"a":1,}', b"\xff\xfe", b'{"weight_version":', b"nonsense", b"{}x"]
-)
-def test_what_is_no_object_goes_on_untouched(raw: bytes) -> None:
-    request = VersionedRequest.read(raw, None, None)
-    assert request.constraint == Constraint() and request.for_engine(APPLIED, "cache_salt") == raw
+PINNED = '{"prompt":"x","weight_version":{"exact_version":9}}'
+UNREADABLE = [
+    b"", b"[1]", b"{", b'{"a":1,}', b"\xff\xfe", b'{"weight_version":', b"nonsense", b"{}x",
+    b"\xef\xbb\xbf" + PINNED.encode(), PINNED.encode("utf-16"), PINNED.encode("utf-16-le"), PINNED.encode("utf-32"),
+    b'{"weight_version":{"exact_version":%s}}' % (b"9" * 5000), b'{"seed":%s}' % (b"9" * 5000),
+    b'{"weight_version":%s}' % (b"[" * 2000 + b"]" * 2000), b'{"a":%s}' % (b'{"a":' * 2000 + b"1" + b"}" * 2000),
+]  # fmt: skip
+
+
+def test_a44_what_the_sidecar_cannot_read_gets_400_and_no_engine_sees_it(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        for path in ("/v1/completions", "/generate", "/v1/embeddings"):
+            for raw in UNREADABLE:
+                status, body, _ = running.post(path, raw)
+                assert status == 400 and "JSON object in UTF-8" in body["error"]["message"], raw[:60]
+        assert running.engine.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/embeddings", "/score"])
+def test_a_version_in_the_body_is_refused_where_it_is_not_known(path: str, tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        for ours in ({"weight_version": {"min_version": 0}}, {"run_id": "voyage"}):
+            status, body, _ = running.post(path, {"input": "x", **ours})
+            assert status == 400 and "is not known on this route" in body["error"]["message"]
+        assert running.post(path, {"input": "x"})[0] == 200
+        assert running.post(path, {"input": "x"}, {"Mailboat-Min-Version": "9"})[0] == 409
+        assert running.engine.seen == [{"input": "x"}]
 
 
 def test_body_and_headers_must_agree() -> None:
@@ -165,6 +186,7 @@ def test_the_end_of_a_responses_stream_is_stamped() -> None:
     [
         ("POST", "/v1/completions", b"/v1/completions", Kind.VERSIONED),
         ("POST", "/v1/embeddings", b"/v1/embeddings", Kind.INFERENCE),
+        ("POST", "/v1/audio/translations", b"/v1/audio/translations", Kind.UPLOAD),
         ("GET", "/v1/models", b"/v1/models", Kind.OPEN),
         *(
             ("POST", path, path.encode(), Kind.BLOCKED)

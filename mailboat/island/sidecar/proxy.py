@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -16,14 +17,15 @@ from multidict import CIMultiDict
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from mailboat.island.sidecar.bodies import Bodies, ClientGone
 from mailboat.island.sidecar.gate import Gate, Ticket
-from mailboat.island.sidecar.requests import CACHE_KEYS, VersionedRequest
+from mailboat.island.sidecar.requests import CACHE_KEYS, VersionedRequest, require_unversioned
 from mailboat.island.sidecar.routes import Kind, kind
 from mailboat.island.sidecar.stamps import EventStamps, stamped
-from mailboat.island.sidecar.types import BadConstraint, Blocked, Constraint, Malformed, Refusal, TooLarge, Unavailable
+from mailboat.island.sidecar.types import BadConstraint, Blocked, Constraint, Malformed, Refusal, Unavailable
 from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 
-LARGEST_BODY = 64 << 20  # bytes of a request or answer held in memory to read or stamp it
+LARGEST_ANSWER = 64 << 20  # bytes held in memory to stamp them
 # Named by RFC 9110, or ours: never passed on.
 _HOP = frozenset(
     {
@@ -35,10 +37,6 @@ _HOP = frozenset(
 _NOT_BACK = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"trailer", b"upgrade"})
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class ClientGone(Exception):  # noqa: N818 - an event
-    """The client closed its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,13 @@ class Proxy:
         *,
         engine: str | None,
         failed: Callable[[Upstream, str], None] = lambda _upstream, _why: None,
+        bodies: Bodies | None = None,
     ) -> None:
         self.gate = gate
         self.upstreams = upstreams
         self._cache_key = CACHE_KEYS.get(engine or "")
         self._failed = failed
+        self._bodies = bodies or Bodies()
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -98,6 +98,8 @@ class Proxy:
                 await self._guarded(watch, lambda: self._send_on(exchange, forward, None))
             elif treatment is Kind.VERSIONED:
                 await self._versioned(scope, receive, exchange)
+            elif treatment is Kind.INFERENCE:
+                await self._inference(scope, receive, exchange)
             else:
                 forward, watch = _streamed(scope, receive)
                 await self._admitted(exchange, _header_constraint(scope), watch, lambda _ticket: forward)
@@ -109,24 +111,36 @@ class Proxy:
     # -- kinds of requests
 
     async def _versioned(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        raw = await _whole_body(receive)
         minimum, exact = _header(scope, b"mailboat-min-version"), _header(scope, b"mailboat-exact-version")
-        try:
-            request = VersionedRequest.read(raw, minimum, exact)
-        except BadConstraint as bad:
-            self.gate.counts.reject("malformed")
-            raise Malformed(str(bad)) from None
         key = self._cache_key
         if key == "cache_salt" and scope["path"] == "/generate":
             key = None
+        async with self._bodies.whole(receive) as raw:
+            with self._understood():
+                request = VersionedRequest.read(raw, minimum, exact)
 
-        def forward(ticket: Ticket) -> Forward:
-            body = request.for_engine(ticket.start, key)
-            headers = _passed_on(scope, plain=True)
-            return Forward("POST", _target(scope), headers, lambda: body, repeatable=True)
+            def forward(ticket: Ticket) -> Forward:
+                body = request.for_engine(ticket.start, key)
+                headers = _passed_on(scope, plain=True)
+                return Forward("POST", _target(scope), headers, lambda: body, repeatable=True)
 
-        exchange.stamps = True
-        await self._admitted(exchange, request.constraint, lambda: _gone(receive), forward)
+            exchange.stamps = True
+            await self._admitted(exchange, request.constraint, lambda: _gone(receive), forward)
+
+    async def _inference(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        async with self._bodies.whole(receive) as raw:
+            with self._understood():
+                require_unversioned(raw)
+            forward = Forward("POST", _target(scope), _passed_on(scope, plain=False), lambda: raw, repeatable=True)
+            await self._admitted(exchange, _header_constraint(scope), lambda: _gone(receive), lambda _ticket: forward)
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        try:
+            yield
+        except BadConstraint as bad:
+            self.gate.counts.reject("malformed")
+            raise Malformed(str(bad)) from None
 
     async def _admitted(
         self,
@@ -211,7 +225,7 @@ class Proxy:
         if content_type == "text/event-stream":
             stamps = EventStamps(ticket.start.version, self._version) if exchange.stamps and plain else None
             await self._stream(exchange, response, headers, None if stamps else length, stamps)
-        elif exchange.stamps and (length is None or int(length) <= LARGEST_BODY):
+        elif exchange.stamps and (length is None or int(length) <= LARGEST_ANSWER):
             body = await _read(response)
             if body is None:
                 raise Unavailable("The engine's answer is too large to be stamped.")
@@ -329,20 +343,6 @@ def _passed_on(scope: Scope, *, plain: bool) -> CIMultiDict[str]:
     return headers
 
 
-async def _whole_body(receive: Receive) -> bytes:
-    pieces, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > LARGEST_BODY:
-            raise TooLarge(f"The body is larger than {LARGEST_BODY >> 20} MiB.")
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -385,6 +385,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes | None:
     async for piece in response.content.iter_any():
         pieces.append(piece)
         size += len(piece)
-        if size > LARGEST_BODY:
+        if size > LARGEST_ANSWER:
             return None
     return b"".join(pieces)

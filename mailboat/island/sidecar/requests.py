@@ -1,7 +1,9 @@
 """What the sidecar reads from a request and changes in it before an engine sees it.
 
 The constraint is taken out of the body, and in `in_place` mode the prefix cache's key is made of the version and the
-client's own key, so that no request meets keys of older weights. Everything else stays, byte for byte.
+client's own key, so that no request meets keys of older weights. Everything else stays, byte for byte. A body that
+can't be read here is refused, whatever the engine could make of it: unread, its constraint would be ignored and its key
+would name no version.
 """
 
 from __future__ import annotations
@@ -18,24 +20,18 @@ CACHE_KEYS = {"vllm": "cache_salt", "sglang": "extra_key"}
 
 @dataclass(frozen=True, slots=True)
 class VersionedRequest:
-    """A request to a versioned route: its constraint, and its body as text when it is a JSON object."""
+    """A request to a versioned route: its constraint, and its body as a JSON object."""
 
     constraint: Constraint
     raw: bytes
-    text: str | None
-    thing: Thing | None
+    text: str
+    thing: Thing
 
     @classmethod
     def read(cls, raw: bytes, minimum: str | None, exact: str | None) -> VersionedRequest:
-        """Reads a body and the two headers. Raises BadConstraint.
-
-        A body that is no JSON object goes on as it is: what to say about it is the engine's.
-        """
+        """Reads a body and the two headers. Raises BadConstraint, also for a body that is no JSON object in UTF-8."""
         headers = Constraint.of_headers(minimum, exact)
-        text = decoded(raw)
-        thing = None if text is None else parse_object(text)
-        if thing is None:
-            return cls(headers, raw, None, None)
+        text, thing = _read(raw)
         names = [member.key for member in thing.members if member.key in OURS]
         if len(names) != len(set(names)):
             raise BadConstraint(f"{names[0]} is given twice; send it once.")
@@ -44,12 +40,33 @@ class VersionedRequest:
 
     def for_engine(self, applied: Applied, cache_key: str | None) -> bytes:
         """The body that the engine gets. ``cache_key``: the member that namespaces its prefix cache, if it is used."""
-        if self.text is None or self.thing is None:
-            return self.raw
         put = {} if cache_key is None else {cache_key: _salted(applied, cache_key, self.thing.get(cache_key))}
         if not put and not any(member.key in OURS for member in self.thing.members):
             return self.raw
         return edited(self.text, self.thing, cut=OURS, put=put).encode()
+
+
+def require_unversioned(raw: bytes) -> None:
+    """For inference routes whose answers can't say which version ended them. Raises BadConstraint where the body asks
+    for a version or a run, or can't be read.
+    """
+    for member in _read(raw)[1].members:
+        if member.key in OURS:
+            raise BadConstraint(
+                f"{member.key} is not known on this route; send the header Mailboat-Min-Version or "
+                "Mailboat-Exact-Version instead."
+            )
+
+
+def _read(raw: bytes) -> tuple[str, Thing]:
+    text = decoded(raw)
+    thing = None if text is None else parse_object(text)
+    if text is None or thing is None:
+        raise BadConstraint(
+            "The body must be one JSON object in UTF-8, without a byte order mark, and without nesting or numbers "
+            "beyond Python's limits."
+        )
+    return text, thing
 
 
 def _salted(applied: Applied, cache_key: str, own: Any) -> Any:

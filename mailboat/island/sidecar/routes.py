@@ -13,11 +13,12 @@ VERSIONED = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "
 _INFERENCE = frozenset(
     {
         "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens", "/v1/score", "/v1/rerank", "/v1/classify",
-        "/v1/pooling", "/v2/rerank", "/v2/embed", "/v1/audio/transcriptions", "/v1/audio/translations",
+        "/v1/pooling", "/v2/rerank", "/v2/embed",
         "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/score", "/rerank", "/pooling", "/classify",
         "/encode", "/embed", "/inference/v1/generate", "/v1/chat/completions/render", "/v1/completions/render",
     }
 )  # fmt: skip
+_UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 # Not among them: SGLang's /get_server_info, which shows the engine's key.
 _READ = frozenset({"/v1/models", "/version", "/model_info", "/get_model_info", "/tokenizer_info", "/ping", "/load"})
 _READ_BELOW = ("/v1/models/", "/v1/responses/")
@@ -27,7 +28,8 @@ class Kind(Enum):
     """How a path is treated."""
 
     VERSIONED = "versioned"  # admitted, constrained, stamped
-    INFERENCE = "inference"  # admitted and constrained by headers, passed through
+    INFERENCE = "inference"  # admitted and constrained by headers, a JSON object
+    UPLOAD = "upload"  # admitted and constrained by headers, passed through as it comes
     OPEN = "open"  # read-only, passed through
     BLOCKED = "blocked"
 
@@ -41,6 +43,8 @@ def kind(method: str, path: str, raw_path: bytes) -> Kind:
         return Kind.VERSIONED
     if method == "POST" and path in _INFERENCE:
         return Kind.INFERENCE
+    if method == "POST" and path in _UPLOADS:
+        return Kind.UPLOAD
     readable = path in _READ or path.startswith(_READ_BELOW)
-    asked = method == "OPTIONS" and (path in VERSIONED or path in _INFERENCE)  # browsers ask first
+    asked = method == "OPTIONS" and path in VERSIONED | _INFERENCE | _UPLOADS  # browsers ask first
     return Kind.OPEN if asked or (readable and method in {"GET", "HEAD", "OPTIONS"}) else Kind.BLOCKED

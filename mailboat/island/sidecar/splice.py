@@ -40,7 +40,7 @@ class Thing:
 
 
 def decoded(data: bytes) -> str | None:
-    """The text of JSON bytes, or None when it is not UTF-8: such bytes are passed on as they are."""
+    """The text of JSON bytes, or None when it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -48,7 +48,10 @@ def decoded(data: bytes) -> str | None:
 
 
 def parse_object(text: str, at: int = 0, *, whole: bool = True) -> Thing | None:
-    """The object at ``at``, which must be all of the text when ``whole``; None for anything else."""
+    """The object at ``at``, which must be all of the text when ``whole``.
+
+    None for anything else, also for what Python does not read: nesting or integers beyond its limits.
+    """
     try:
         thing = _object(text, _skip(text, at))
     except (ValueError, IndexError, RecursionError):

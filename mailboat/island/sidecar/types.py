@@ -193,6 +193,13 @@ class Malformed(Refusal):
     retry_after = None
 
 
+class Slow(Malformed):
+    """A body that does not come."""
+
+    status = 408
+    kind = "RequestTimeout"
+
+
 class TooLarge(Malformed):
     """A body over the limit."""
 
