@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import BooleanField, QuerySet
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from controlplane.audit import services as audit
@@ -22,6 +23,18 @@ from mailboat.manifest import Envelope
 from mailboat.signing import PUBLISHER, KeyDocument, endorsers, signers
 
 MOST = 32  # keys of one run
+# Of a version in a query: whether its manifest names a key of the run that counts. Since the first key a commit needs a
+# right signature; what was claimed before that misleads a plan at most, islands check.
+SIGNED = RawSQL(
+    """EXISTS (
+        SELECT FROM registry_runkey key
+        WHERE key.run_id = registry_version.run_id AND key.revoked_at IS NULL
+            AND registry_version.envelope -> 'signatures'
+                @> jsonb_build_array(jsonb_build_object('keyid', key.public_key))
+    )""",
+    (),
+    output_field=BooleanField(),
+)
 
 
 def of_run(run: Run) -> QuerySet[RunKey]:

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from controlplane.audit import services as audit
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
-from controlplane.registry import clock, routes
+from controlplane.registry import clock, keys, routes
 from controlplane.registry.cost import Means
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Anchor, Blob, Patch, PatchPart, Run, Version
@@ -70,10 +70,22 @@ def queue_spans(version: Version, run: Run) -> None:
 
 
 def queue_anchor(version: Version, run: Run) -> None:
-    """The anchor that is due at a version which has just become ready."""
+    """The anchor that is due at a version which has just become ready: by policy, or since islands that trust the run's
+    keys have no other to start from.
+    """
     due = run.anchor_every is not None and version.number % run.anchor_every == 0
-    if due and not Anchor.objects.filter(version=version).exists():
+    if (due or _first_signed(version, run)) and not Anchor.objects.filter(version=version).exists():
         enqueue_anchor(run, version.number)
+
+
+def _first_signed(version: Version, run: Run) -> bool:
+    """Whether a key that counts has signed the version, and none that has an anchor, or will have one soon."""
+    if not Version.objects.filter(keys.SIGNED, pk=version.pk).exists():
+        return False
+    anchored = Anchor.objects.filter(version__run=run, version__state=Version.State.READY)
+    if anchored.filter(keys.SIGNED, kind__in=routes.SERVED.anchors).exists():
+        return False
+    return not Job.objects.filter(run=run, kind=Job.Kind.ANCHOR, state__in=Job.UNFINISHED).exists()
 
 
 def queue_due(run: Run) -> None:

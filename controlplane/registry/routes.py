@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connection
 
-from controlplane.registry import announcing
+from controlplane.registry import announcing, keys
 from controlplane.registry import plan as planning
 from controlplane.registry.cost import Means
 from controlplane.registry.errors import Missing, Refusal
@@ -104,23 +104,22 @@ def find(run: Run, held: str, to: int | None, *, means: Means | None = None, sco
 
 def search(run: Run, held: str, to: int | None, *, means: Means, scope: Scope = SERVED) -> tuple[Ground, Route]:
     """The same without the files, with what it was chosen from."""
-    target = _target(run, to)
+    target, trusted = _target(run, to)
     numbers = numbers_of(run, held)
     if held and not numbers:
         raise Refusal(
             "No version of this run has the digest that you hold; ask without it to start from an anchor.",
             code="unknown_base",
         )
-    ground = survey(run, target, numbers, scope)
-    try:
+    # After a rewind the chain passes by the nearest anchor: look at all there is before saying no.
+    hole = ""
+    for whole, signed in ((False, trusted), (True, trusted), *([(True, False)] if trusted else [])):
+        ground = survey(run, target, numbers, scope, whole=whole, signed=signed)
         try:
             return ground, ground.soonest(means)
-        except planning.NoRoute:
-            # After a rewind the chain passes by the nearest anchor: look at all there is before saying no.
-            ground = survey(run, target, numbers, scope, whole=True)
-            return ground, ground.soonest(means)
-    except planning.NoRoute as error:
-        raise Refusal(str(error), code="no_route") from error
+        except planning.NoRoute as error:
+            hole = str(error)
+    raise Refusal(hole, code="no_route")
 
 
 def numbers_of(run: Run, digest: str) -> tuple[int, ...]:
@@ -131,14 +130,16 @@ def numbers_of(run: Run, digest: str) -> tuple[int, ...]:
     return tuple(found.filter(state_digest=digest).order_by("-number").values_list("number", flat=True))
 
 
-def survey(run: Run, target: Version, held: tuple[int, ...], scope: Scope = SERVED, *, whole: bool = False) -> Ground:
-    """The patches and anchors that may lie on the way, with `whole` all of the run."""
+def survey(run: Run, target: Version, held: tuple[int, ...], scope: Scope, *, whole: bool, signed: bool) -> Ground:
+    """The patches and anchors that may lie on the way, with `whole` all of the run. With `signed` no way begins at
+    an anchor that no key of the run has signed, where there is another.
+    """
     allowed = announcing.states(run)
-    anchors = dict(
-        Anchor.objects.filter(version__run=run, version__state__in=allowed, kind__in=scope.anchors).values_list(
-            "version__number", "bytes"
-        )
-    )
+    found = Anchor.objects.filter(version__run=run, version__state__in=allowed, kind__in=scope.anchors)
+    rows = list(found.annotate(signed=keys.SIGNED).values_list("version__number", "bytes", "signed"))
+    if signed and any(row[2] for row in rows):
+        rows = [row for row in rows if row[2]]
+    anchors = {number: size for number, size, _ in rows}
     low, high = (0, ALL) if whole else _ends(anchors, held, target.number)
     facts: dict[str, Any] = {
         "run": run.pk, "states": list(allowed), "held": list(held), "kinds": list(scope.patches), "low": low,
@@ -200,16 +201,17 @@ def described(run: Run, ground: Ground, route: Route) -> Plan:
     return Plan(route.start, ground.target.number, tuple(steps), route.bytes, route.total)
 
 
-def _target(run: Run, to: int | None) -> Version:
-    chosen = Version.objects.defer("envelope", "side_files")
+def _target(run: Run, to: int | None) -> tuple[Version, bool]:
+    """The version, and whether a key of the run has signed it: islands that go there refuse anchors that none has."""
+    chosen = Version.objects.defer("envelope", "side_files").annotate(signed=keys.SIGNED)
     if to is None:
         target = chosen.filter(run=run, state=READY).order_by("-number").first()
         if target is None:
             raise Missing("The run has no ready version yet.")
-        return target
+        return target, target.signed
     target = chosen.filter(run=run, number=to).first()
     if target is None:
         raise Missing("There is no such version in this run.")
     if not announcing.servable(run).filter(pk=target.pk).exists():
         raise Refusal(f"Version {to} is {target.state}; routes lead to ready versions.", code="no_route")
-    return target
+    return target, target.signed

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from controlplane.audit.models import Entry
 from controlplane.fleet import pins
-from controlplane.registry import beside, keys, services, steering
+from controlplane.jobs.models import Job
+from controlplane.registry import beside, keys, routes, services, steering
 from controlplane.registry.errors import Refusal
-from controlplane.registry.models import Channel, Run, RunKey, Version
+from controlplane.registry.models import Anchor, Channel, Run, RunKey, Version
 from mailboat.identity import new_key, public_half
 from mailboat.manifest import Envelope, Signature
 from mailboat.signing import PUBLISHER, KeyDocument, endorse, sign
@@ -155,3 +157,54 @@ def test_ready_versions_lie_beside_the_blobs_and_come_back(run: Run) -> None:
     services.renew_heads()
     assert store.documents(f"runs/{run.pk}/versions/") == {"0.json", "1.json"}
     assert store.documents(f"runs/{run.pk}/anchors/") == {"0.json"}
+
+
+def begins(run: Run, version: Version) -> Any:
+    """The anchor from which an island that holds nothing goes to the version."""
+    return routes.find(run, "", version.number).steps[0]["version"]
+
+
+def anchored(version: Version) -> None:
+    files = [{"path": "model.safetensors", "sha256": "ab" * 32, "size": 80}]
+    Anchor.objects.create(version=version, kind=Anchor.Kind.BUILT, files=files, bytes=80)
+
+
+def test_a56_the_first_signed_version_gets_an_anchor(run: Run) -> None:
+    """Without an anchor that a key has signed, an island that trusts the key and holds nothing could never start."""
+
+    def wanted() -> list[int]:
+        return sorted(job.params["version"] for job in Job.objects.filter(run=run, kind=Job.Kind.ANCHOR))
+
+    def ended(state: str) -> None:
+        Job.objects.filter(run=run, kind=Job.Kind.ANCHOR).update(state=state, finished_at=Now())
+
+    at = make_ready(commit(run, 0, None))
+    key, _ = keys.register(run, public_half(ONE), "trainer", actor="ops")
+    at = make_ready(commit(run, 1, at, ONE))
+    assert wanted() == [1]
+    at = make_ready(commit(run, 2, at, ONE))
+    assert wanted() == [1], "one is enough"
+    ended(Job.State.FAILED)
+    at = make_ready(commit(run, 3, at, ONE))
+    assert wanted() == [1, 3], "until there is one"
+    ended(Job.State.SUCCEEDED)
+    anchored(at)
+    at = make_ready(commit(run, 4, at, ONE))
+    assert (wanted(), begins(run, at)) == ([1, 3], 3)
+    keys.revoke(key, "leaked", actor="ops")
+    keys.register(run, public_half(TWO), "next", actor="ops")
+    make_ready(commit(run, 5, at, TWO))
+    assert wanted() == [1, 3, 5], "an anchor counts no more when its key was revoked"
+
+
+def test_no_way_to_a_signed_version_begins_at_an_anchor_that_islands_refuse(run: Run) -> None:
+    one, _ = keys.register(run, public_half(ONE), "one", actor="ops")
+    keys.register(run, public_half(TWO), "two", actor="ops")
+    first = make_ready(commit(run, 0, None, TWO))
+    second = make_ready(commit(run, 1, first, ONE))
+    anchored(second)
+    third = make_ready(commit(run, 2, second, TWO))
+    assert begins(run, third) == 1
+    keys.revoke(one, "leaked", actor="ops")
+    assert begins(run, third) == 0
+    assert begins(run, second) == 1, "whoever goes there trusts another key"
