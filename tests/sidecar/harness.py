@@ -19,8 +19,15 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import State, measure
 from mailboat.image import Image
+from mailboat.island.sidecar.app import Parts, application
 from mailboat.island.sidecar.assembly import EngineOptions, Sidecar
-from mailboat.island.sidecar.types import Applied, CommitMode, Limits
+from mailboat.island.sidecar.bodies import Bodies
+from mailboat.island.sidecar.gate import Gate
+from mailboat.island.sidecar.metrics import Metrics
+from mailboat.island.sidecar.proxy import Proxy
+from mailboat.island.sidecar.serving import Address, HttpServer
+from mailboat.island.sidecar.types import Applied, CommitMode, Limits, SyncView
+from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 from mailboat.island.stop import Stop
 from mailboat.patch.build import build_patch
 from tests.engines.contract_engine import SHAPES, ContractEngine
@@ -188,6 +195,22 @@ def station(engines: list[ContractEngine], folder: Path, **options: Any) -> Iter
         stack.callback(running.close)
         running.seed()
         yield running
+
+
+@contextlib.contextmanager
+def bare(urls: list[str], bodies: Bodies | None = None) -> Iterator[int]:
+    """The port of a sidecar before engines that nobody moves or watches."""
+    upstreams = Upstreams([Upstream(url, fence="") for url in urls])
+    gate = Gate(Limits())
+    gate.applied = Applied("voyage", "id", 0, 0, "")
+    proxy = Proxy(gate, upstreams, engine=None, bodies=bodies)
+    parts = (gate, upstreams, proxy, Metrics(gate, upstreams), CommitMode.IN_PLACE, SyncView, lambda: None)
+    server = HttpServer("sidecar", Address("127.0.0.1", 0), grace=1)
+    server.start(lambda started: application(Parts(*parts, started)))
+    try:
+        yield server.port
+    finally:
+        server.stop()
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

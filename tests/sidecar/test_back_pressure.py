@@ -8,14 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
-from mailboat.island.sidecar.app import Parts, application
 from mailboat.island.sidecar.bodies import Bodies
-from mailboat.island.sidecar.gate import Gate
-from mailboat.island.sidecar.metrics import Metrics
-from mailboat.island.sidecar.proxy import Proxy
-from mailboat.island.sidecar.serving import Address, HttpServer
-from mailboat.island.sidecar.types import Applied, CommitMode, Limits, SyncView
-from mailboat.island.sidecar.upstreams import Upstream, Upstreams
+from tests.sidecar.harness import bare
 from tests.waiting import eventually
 
 TOTAL, PIECE, SMALL = 96 << 20, 1 << 16, 1 << 16  # sockets hold a few MiB each, whatever is asked of them
@@ -75,21 +69,16 @@ def proxied(engine: Callable[[socket.socket], None], bodies: Bodies | None = Non
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    upstreams = Upstreams([Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}", fence="")])
-    gate = Gate(Limits())
-    gate.applied = Applied("voyage", "id", 0, 0, "")
-    proxy = Proxy(gate, upstreams, engine=None, bodies=bodies)
-    parts = (gate, upstreams, proxy, Metrics(gate, upstreams), CommitMode.IN_PLACE, SyncView, lambda: None)
-    server = HttpServer("sidecar", Address("127.0.0.1", 0), grace=1)
-    server.start(lambda started: application(Parts(*parts, started)))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     client = small(socket.socket())
     client.settimeout(30)
-    client.connect(("127.0.0.1", server.port))
     try:
-        yield client
+        with bare([url], bodies) as port:
+            client.connect(("127.0.0.1", port))
+            yield client
+            client.close()
     finally:
         client.close()
-        server.stop()
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         listener.close()

@@ -1,7 +1,9 @@
 """Forwards requests to the engines, streaming in both directions, and stamps what comes back.
 
 Back-pressure is the sockets': nothing is read from one side before the other took what came before. A client that goes
-away takes its generation with it. A request is sent to a second engine only when the first never got it.
+away takes its generation with it. A request is sent again only when an engine never got it, or once when a connection
+that had served another request before died without a byte of an answer: engines close theirs after an error, and
+whoever comes next must not suffer for it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import aiohttp
 from multidict import CIMultiDict
@@ -50,6 +53,15 @@ class Forward:
     repeatable: bool
 
 
+@dataclass(slots=True)
+class _Journey:
+    """How a request goes out and how far it came: over a used connection, up to the head of its answer."""
+
+    session: aiohttp.ClientSession | None
+    reused: bool = False
+    answered: bool = False
+
+
 class Proxy:
     """The forwarding half of the sidecar. ``engine`` names the kind whose prefix cache is salted, or None for none."""
 
@@ -67,24 +79,20 @@ class Proxy:
         self._cache_key = CACHE_KEYS.get(engine or "")
         self._failed = failed
         self._bodies = bodies or Bodies()
-        self._client: aiohttp.ClientSession | None = None
+        self._pooled: aiohttp.ClientSession | None = None
+        self._single: aiohttp.ClientSession | None = None  # a connection of its own for each request
 
     async def start(self) -> None:
-        """Opens the client, inside the event loop that it will run in."""
-        connector = aiohttp.TCPConnector(
-            limit=0,  # the engines queue, not we
-            keepalive_timeout=2.0,  # shorter than the engines' five seconds: never write into a closing connection
-        )
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        self._client = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers={"User-Agent", "Accept"},
-            cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 16,
-        )  # fmt: skip
+        """Opens the clients, inside the event loop that they will run in."""
+        # Kept shorter than the engines' five seconds, so as not to write into a closing connection.
+        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0))
+        self._single = _session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     async def close(self) -> None:
         """Closes all connections to engines."""
-        if self._client is not None:
-            await self._client.close()
+        for session in (self._pooled, self._single):
+            if session is not None:
+                await session.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, as an ASGI application."""
@@ -180,13 +188,15 @@ class Proxy:
 
     async def _send_on(self, exchange: Exchange, forward: Forward, ticket: Ticket | None) -> None:
         tried: frozenset[Upstream] = frozenset()
+        session = self._pooled if forward.repeatable else self._single
         while True:
+            journey = _Journey(session)
             upstream = self.upstreams.choose(tried)
             if ticket is not None:
                 ticket.engine = upstream
             upstream.busy += 1
             try:
-                await self._one_engine(upstream, exchange, forward, ticket)
+                await self._one_engine(journey, upstream, exchange, forward, ticket)
                 return
             except aiohttp.ClientConnectorError as error:
                 self._failed(upstream, f"The engine at {upstream.url} can't be reached.")
@@ -194,19 +204,24 @@ class Proxy:
                 if not forward.repeatable or len(tried) == len(self.upstreams.members):
                     raise Unavailable("The engine can't be reached; try again.") from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if forward.repeatable and journey.reused and not journey.answered:
+                    session = self._single  # which is never reused: this happens once
+                    continue
                 self._failed(upstream, f"The engine at {upstream.url} broke a connection off.")
                 raise Unavailable("The engine broke the connection off; send the request again.") from error
             finally:
                 upstream.busy -= 1
 
     async def _one_engine(
-        self, upstream: Upstream, exchange: Exchange, forward: Forward, ticket: Ticket | None
+        self, journey: _Journey, upstream: Upstream, exchange: Exchange, forward: Forward, ticket: Ticket | None
     ) -> None:
-        assert self._client is not None  # noqa: S101 - started with the server
+        assert journey.session is not None  # noqa: S101 - started with the server
         url = URL(upstream.url + forward.path, encoded=True)
-        async with self._client.request(
-            forward.method, url, headers=forward.headers, data=forward.body(), allow_redirects=False
-        ) as response:
+        async with journey.session.request(
+            forward.method, url, headers=forward.headers, data=forward.body(), allow_redirects=False,
+            trace_request_ctx=journey,
+        ) as response:  # fmt: skip
+            journey.answered = True
             try:
                 await self._answer(exchange, response, ticket)
             except BaseException:
@@ -279,11 +294,11 @@ class Exchange:
         await self._say({"type": "http.response.body", "body": data, "more_body": more})
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Answers with a refusal; when the answer had begun the connection breaks off, so that nobody takes it for
-        whole.
+        """Answers with a refusal; when the answer had begun nothing more comes, and the server breaks the connection
+        off, so that nobody takes it for whole.
         """
         if self._started:
-            raise ConnectionAbortedError(str(refusal)) from refusal
+            return
         body = json.dumps(refusal.body()).encode()
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if refusal.retry_after is not None:
@@ -296,6 +311,19 @@ class Exchange:
             await self._send(message)
         except OSError as error:
             raise ClientGone from error
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    async def note(_session: object, context: SimpleNamespace, _params: object) -> None:
+        context.trace_request_ctx.reused = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(note)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0), auto_decompress=False,
+        skip_auto_headers={"User-Agent", "Accept"}, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 16,
+        trace_configs=[tracing],
+    )  # fmt: skip
 
 
 def _canceller() -> Callable[[str], None]:
