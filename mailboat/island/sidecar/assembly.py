@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from mailboat.errors import MailboatError
 from mailboat.image import Image, Overlay
@@ -53,10 +54,31 @@ class EngineOptions:
             )
         if self.engine not in {"vllm", "sglang"} and self.urls:
             raise EngineOptionsError(f"--engine {self.engine} has no address of its own; leave --engine-url out.")
+        addresses = [_address(url) for url in self.urls]
+        for number, address in enumerate(addresses):
+            if address in addresses[:number]:
+                raise EngineOptionsError(f"--engine-url {self.urls[number]} is given twice; name each engine once.")
         if self.engine != "checkpoint" and self.listen is None:
             raise EngineOptionsError(
                 f"--engine {self.engine} answers requests: say where, with --listen 127.0.0.1:8200"
             )
+
+
+def _address(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of an engine. Raises EngineOptionsError for whatever else an address may be."""
+    example = "give scheme, host and port alone: --engine-url http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise EngineOptionsError(f"--engine-url {url!r} is no address ({error}); {example}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise EngineOptionsError(f"--engine-url {url!r} is no http address; {example}")
+    if parts.username is not None:  # not shown: there may be a password
+        raise EngineOptionsError(f"--engine-url has a user in it, which engines don't know; {example}")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise EngineOptionsError(f"--engine-url {url!r} has more than an engine's address; {example}")
+    return parts.scheme, parts.hostname, port or (80 if parts.scheme == "http" else 443)
 
 
 class Sidecar:
