@@ -18,6 +18,7 @@ import urllib3
 from mailboat.island.engines import control, vllm
 from mailboat.island.engines.engine import EngineError
 from mailboat.island.sidecar.gate import CommitDeferred
+from mailboat.island.sidecar.types import SyncView
 from tests.engines.contract_engine import ContractEngine
 from tests.sidecar.harness import Station, Stream, in_background, station
 from tests.waiting import eventually
@@ -186,6 +187,27 @@ def test_a40_before_the_first_catch_up_it_lives_and_says_why(tmp_path: Path) -> 
             assert running.get("/health")[0] == 200 and running.complete()[0] == 200
         finally:
             running.close()
+
+
+def test_a40_an_engine_that_is_down_at_first_is_the_reason(tmp_path: Path) -> None:
+    engine = ContractEngine("vllm")
+    engine.server.stop()
+    running = Station([engine], tmp_path)
+    try:
+        with pytest.raises(EngineError):
+            running.seed()
+        for message in (
+            json.loads(running.get("/health")[1])["reason"],
+            json.loads(running.get("/server_info")[1])["reason"],
+            running.complete()[1]["error"]["message"],
+        ):
+            assert "does not answer" in message
+        running.sidecar.view = lambda: SyncView("error", "The member gpu-2 is silent.")
+        assert running.get("/health")[0] == 503
+        assert json.loads(running.get("/health")[1])["reason"] == "The member gpu-2 is silent."
+        assert running.complete()[1]["error"]["message"] == "The member gpu-2 is silent."
+    finally:
+        running.close()
 
 
 def test_a42_an_engine_that_hangs_in_a_commit_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -216,6 +217,9 @@ def test_at_the_limit_a_commit_is_given_up_and_the_third_time_pinned_requests_go
         thread.join(20)
         status, body, _ = result[0]
         assert (status, body["error"]["type"], body["error"]["retryable"]) == (503, "EngineUnavailable", True)
+        metrics = running.get("/metrics")[1].decode()
+        assert "mailboat_commits_given_up_total 2.0" in metrics, "the third was applied"
+        assert 'mailboat_commits_total{outcome="given_up"} 2.0' in metrics
         assert running.complete()[1]["weight_version_start"] == 1
         eventually(lambda: not running.engine.resident)
 
@@ -292,7 +296,12 @@ def test_metrics_and_health(tmp_path: Path) -> None:
             "mailboat_prepare_seconds_count 1.0",
         ):  # fmt: skip
             assert line in text, line
-        assert "mailboat_pause_seconds_bucket" in text
+        assert "mailboat_pause_seconds_count 1.0" in text, "the commit, not the load before it"
+        named = set(re.findall(r"^# HELP (mailboat_\w+?)(?:_created)? ", text, re.MULTILINE)) | {
+            "mailboat_requests_rejected_total"
+        }
+        table = (Path(__file__).parents[2] / "docs/sidecar.md").read_text()
+        assert [name for name in sorted(named) if f"`{name}" not in table] == []
         assert running.get("/health/live")[0] == 200 and running.get("/health")[0] == 200
         running.sidecar.rest("An operator drains this island.")
         assert running.get("/health")[0] == 503 and running.complete()[0] == 503

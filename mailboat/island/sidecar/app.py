@@ -37,7 +37,7 @@ def application(parts: Parts) -> Starlette:
     gate, upstreams = parts.gate, parts.upstreams
 
     def unready() -> str:
-        return gate.resting or (gate.reason if gate.applied is None else upstreams.reason)
+        return gate.reason or upstreams.reason
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("alive\n")

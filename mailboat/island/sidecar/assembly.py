@@ -154,17 +154,17 @@ class Sidecar:
         from mailboat.island.sidecar.serving import Address, HttpServer
         from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 
+        def view() -> SyncView:
+            return self.view() if self.view is not None else SyncView()
+
         http = HttpServer("sidecar", Address.parse(listen))
         self._servers.append(http)
         berths = [Berth(server, Upstream(server.url)) for server in self._engines(options, say)]
         upstreams = Upstreams([berth.upstream for berth in berths])
-        gate = Gate(options.limits, wake=self.wake.set)
+        gate = Gate(options.limits, wake=self.wake.set, why=lambda: view().reason or upstreams.told)
         metrics = self._metrics = Metrics(gate, upstreams)
         salted = options.engine if options.mode is CommitMode.IN_PLACE else None
         proxy = Proxy(gate, upstreams, engine=salted, failed=self._suspect)
-
-        def view() -> SyncView:
-            return self.view() if self.view is not None else SyncView()
 
         http.start(
             lambda started: application(

@@ -55,16 +55,20 @@ class Counts:
 
 
 class Gate:
-    """The gate of one island. ``wake`` is called when a request asks for a version that is not there yet."""
+    """The gate of one island. ``wake`` is called when a request asks for a version that is not there yet; ``why`` says
+    what keeps the first version away, as far as anybody knows.
+    """
 
-    def __init__(self, limits: Limits, *, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, limits: Limits, *, wake: Callable[[], None] = lambda: None, why: Callable[[], str] = lambda: ""
+    ) -> None:
         self.limits = limits
         self.counts = Counts()
         self.applied: Applied | None = None
-        self.reason = "The island has not caught up with its channel yet."
         self.resting: str | None = None  # why no new request is taken although everything is well
         self.active: dict[int, Ticket] = {}
         self._wake = wake
+        self._why = why
         self._closed = False
         self._queue: deque[asyncio.Future[None]] = deque()
         self._numbers = itertools.count()
@@ -75,6 +79,13 @@ class Gate:
     def closed(self) -> bool:
         """Whether requests wait at the moment."""
         return self._closed
+
+    @property
+    def reason(self) -> str:
+        """Why no request is let in; empty when they are."""
+        if self.resting is not None:
+            return self.resting
+        return (self._why() or "The island has not caught up with its channel yet.") if self.applied is None else ""
 
     @property
     def queued(self) -> int:
@@ -126,7 +137,7 @@ class Gate:
     def _fits(self, constraint: Constraint) -> Applied:
         applied = self.applied
         if applied is None or self.resting is not None:
-            raise Unavailable(self.resting or self.reason)
+            raise Unavailable(self.reason)
         if constraint.pinned and self._give_ups >= self.limits.give_ups:
             raise Unavailable("Requests pinned to a version hold an update up; they are refused until it is committed.")
         if constraint.run is not None and constraint.run not in {applied.run, applied.run_id}:
@@ -175,15 +186,16 @@ class Gate:
         if await self._emptied(staying, self.limits.drain):
             return
         self._give_ups += 1
-        self.counts.given_up += 1
         count = len(staying())
         if self._give_ups < self.limits.give_ups:
+            self.counts.given_up += 1
             raise CommitDeferred(
                 f"{count} requests did not end within {self.limits.drain:g} s; version {target.version} is tried again."
             )
         for ticket in staying():
             self.cut(ticket, f"The request held the update to version {target.version} up for too long; send it again.")
         if not await self._emptied(staying, 5.0):
+            self.counts.given_up += 1
             raise CommitDeferred(f"{len(staying())} requests could not be ended; version {target.version} waits.")
 
     async def _emptied(self, staying: Callable[[], list[Ticket]], seconds: float) -> bool:
@@ -202,7 +214,7 @@ class Gate:
         if ticket.cut is not None:
             ticket.cut(reason)
 
-    async def flip(self, applied: Applied | None, reason: str = "") -> None:
+    async def flip(self, applied: Applied) -> None:
         """Makes ``applied`` the version held. Called while the engines stand still, before they go on.
 
         What they had said before is read first: it belongs to the version before.
@@ -210,7 +222,6 @@ class Gate:
         for _ in range(3):  # a poll of the sockets, the readers, their writers
             await asyncio.sleep(0)
         self.applied = applied
-        self.reason = reason
 
     def _open(self) -> None:
         self._closed = False
@@ -237,9 +248,9 @@ class ThreadDoor:
         finally:
             asyncio.run_coroutine_threadsafe(closing.__aexit__(None, None, None), self._loop).result()
 
-    def flip(self, applied: Applied | None, reason: str = "") -> None:
+    def flip(self, applied: Applied) -> None:
         """`Gate.flip`."""
-        asyncio.run_coroutine_threadsafe(self.gate.flip(applied, reason), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.gate.flip(applied), self._loop).result()
 
     def cut_all(self, engine: object, reason: str) -> None:
         """Ends every request that ``engine`` answers."""

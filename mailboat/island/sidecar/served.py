@@ -95,7 +95,7 @@ class Served:
             if not reached:
                 raise EngineUnreachable(self.fence)
             with self._door.quiet(applied, self._mode):
-                loaded = self._swap(reached, lambda berth: self._bring(berth, image), applied)
+                loaded, _ = self._swap(reached, lambda berth: self._bring(berth, image), applied)
             if not loaded:
                 raise EngineError(self.fence)
             self._current = (image, applied)
@@ -115,7 +115,7 @@ class Served:
                 with self._door.quiet(applied, self._mode):
                     self._members.require_ready(applied.state)
                     self._reset_caches(berths)
-                    moved = self._swap(berths, move.one, applied)
+                    moved, pause = self._swap(berths, move.one, applied)
                 if not move.begun:
                     raise CommitDeferred(f"No engine stood still for version {applied.version}: {self.fence}")
             except CommitDeferred:
@@ -127,6 +127,7 @@ class Served:
                 self._metrics.commits.labels("failed").inc()
                 raise EngineError(f"Version {applied.version} reached no engine: {self.fence}")
             self._metrics.commits.labels("applied").inc()
+            self._metrics.paused(pause)
             move.write_image()  # where no engine reloaded from it, it follows after the resume
             self._current = (image, applied)
 
@@ -187,8 +188,10 @@ class Served:
                 if error is not None:
                     raise CommitDeferred(f"A prefix cache was not reset, so nothing was changed: {error}")
 
-    def _swap(self, berths: Sequence[Berth], apply: Callable[[Berth], None], applied: Applied) -> list[Berth]:
-        """Pause, apply, flip, label, resume; those that made it.
+    def _swap(
+        self, berths: Sequence[Berth], apply: Callable[[Berth], None], applied: Applied
+    ) -> tuple[list[Berth], float]:
+        """Pause, apply, flip, label, resume; those that made it, and how many seconds they stood still.
 
         Raises CommitDeferred when an engine would not pause.
         """
@@ -203,11 +206,11 @@ class Served:
                 self._door.flip(applied)
                 moved = self._each(moved, lambda berth: berth.server.label(applied.label), "took no label")
                 moved = self._each(moved, lambda berth: berth.server.resume(), "did not go on")
-                self._metrics.paused(time.monotonic() - started)
+            seconds = time.monotonic() - started
             lease.difference_update(moved)
             for berth in moved:
                 self._open(berth)
-        return moved
+        return moved, seconds
 
     def _pause(self, berths: Sequence[Berth], lease: set[Berth], *, resident: bool) -> list[Berth]:
         failed = []

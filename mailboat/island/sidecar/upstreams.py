@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from mailboat.island.sidecar.types import Unavailable
 
+UNTRIED = "The engine has no weights of this run yet."
+
 
 @dataclass(eq=False)
 class Upstream:
     """One engine's HTTP side. ``fence``: why it gets no traffic, empty when it may."""
 
     url: str
-    fence: str = "The engine has no weights of this run yet."
+    fence: str = UNTRIED
     busy: int = 0
 
     @property
@@ -46,3 +48,8 @@ class Upstreams:
         if any(upstream.open for upstream in self.members):
             return ""
         return "; ".join(dict.fromkeys(upstream.fence for upstream in self.members))
+
+    @property
+    def told(self) -> str:
+        """Troubles of engines that were met so far; empty when none was."""
+        return "; ".join(dict.fromkeys(one.fence for one in self.members if not one.open and one.fence != UNTRIED))
