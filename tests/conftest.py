@@ -7,6 +7,7 @@ controls the test run, and shared by its parallel workers, each with a database 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ _postgres: Any = None
 def pytest_configure(config: pytest.Config) -> None:
     """Start the database before any worker needs it."""
     global _postgres  # noqa: PLW0603 - one per session
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and whatever they start would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or os.environ.get("DATABASE_URL") or config.option.collectonly:
         return
     home = os.environ.get("MAILBOAT_HOME")
