@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,18 @@ def open_home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """The island whose store lies in a folder does nothing meanwhile."""
+    store, commands = str(folder / "store").encode(), Path("/proc").glob("[0-9]*/cmdline")
+    (process,) = (int(path.parent.name) for path in commands if store in path.read_bytes().split(b"\0"))
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -68,11 +82,11 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
             name = following.__enter__()
             try:
                 eventually(lambda: at(operator, name) == 0)
-                assert "Backed up" in manage("backup", str(out), environment=environment)
-                for step in (1, 2):
-                    arrays["a"][step] ^= 1
-                    trainer.publish(arrays, step=step).wait_ready(60)
-                eventually(lambda: at(operator, name) == 2)
+                arrays["a"][1] ^= 1
+                with frozen(tmp_path):
+                    trainer.publish(arrays, step=1).wait_ready(60)
+                    assert "Backed up" in manage("backup", str(out), environment=environment)
+                eventually(lambda: at(operator, name) == 1)
                 refused = subprocess.run(
                     [sys.executable, "manage.py", "restore", str(out), "--replace"],
                     cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False,
@@ -83,14 +97,24 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
                 assert "heads have generation" in said
                 with Stack(open_home, port, extra) as again:
                     again.wait_ready(120)
+                    # It holds version 1, as it reported after the backup: it is asked for that report again.
+                    eventually(lambda: at(operator, name) == 1)
+                    served = operator.request("GET", "fleet/resolve", query={"run": "voyage", "min_version": 1}).data
+                    assert [found["name"] for found in json.loads(served)["islands"]] == [name]
+                    arrays["a"][2] ^= 1
+                    trainer.publish(arrays, step=2).wait_ready(60)
+                    eventually(lambda: at(operator, name) == 2)
+                manage("restore", str(out), "--replace", environment=environment)
+                with Stack(open_home, port, extra) as again:
+                    again.wait_ready(120)
                     # It holds version 2, which the record has never heard of, and goes to what the new head names.
                     marker = tmp_path / "store" / "marker.json"
-                    eventually(lambda: json.loads(marker.read_text())["version"] == 0)
+                    eventually(lambda: json.loads(marker.read_text())["version"] == 1)
                     eventually(lambda: (found := row(operator, name)) and found["sync"]["state"] == "current")
                     assert row(operator, name)["trusted_keys"] == [public]
                     arrays["a"][7] ^= 1
                     trainer.publish(arrays, step=3).wait_ready(60)
-                    eventually(lambda: at(operator, name) == 1)
+                    eventually(lambda: at(operator, name) == 2)
             finally:
                 following.__exit__(None, None, None)
 
