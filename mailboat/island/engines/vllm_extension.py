@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -277,14 +277,41 @@ class Job:
     flat: torch.Tensor
     at: torch.Tensor
     values: torch.Tensor
-    gather: torch.Tensor
-    inside: torch.Tensor
+    touched: Touched
     places: tuple[torch.Tensor, torch.Tensor]
-    width: int
     counted: bool
 
+
+class Touched(Protocol):
+    """How the words that changes touch are read from live memory."""
+
     def words(self) -> torch.Tensor:
-        """The touched words as they are in live memory."""
+        """The words as they are now, int64."""
+
+
+@dataclass
+class WholeWords:
+    """Rows of whole 64-bit words: live memory is read as such."""
+
+    live: torch.Tensor
+    at: torch.Tensor
+
+    def words(self) -> torch.Tensor:
+        """One look at each."""
+        return self.live[self.at]
+
+
+@dataclass
+class Elements:
+    """Rows that end within a word, or memory that begins within one: words are put together of elements."""
+
+    flat: torch.Tensor
+    gather: torch.Tensor
+    inside: torch.Tensor
+    width: int
+
+    def words(self) -> torch.Tensor:
+        """Padded with zeros at the end of a row."""
         bits = self.width * 8
         pieces = self.flat[self.gather].to(torch.int64)
         if self.width < 8:
@@ -293,12 +320,27 @@ class Job:
         shifts = torch.arange(0, 64, bits, device=pieces.device, dtype=torch.int64)
         return (pieces << shifts).sum(1)
 
-    def write(self) -> tuple[int, int]:
-        """Reads the old words back, writes, reads the new ones; the difference that it made to the sums."""
-        before = _total(self.words(), self.places)
-        self.flat[self.at] = self.values
-        after = _total(self.words(), self.places)
-        return after[0] - before[0], after[1] - before[1]
+
+def write(jobs: list[Job]) -> list[tuple[int, int]]:
+    """Reads the old words back, writes, reads the new ones; the difference that each job made to the two sums.
+
+    The engine stands still meanwhile, so what can be is done for all jobs at once.
+    """
+    if not jobs:
+        return []
+    before = torch.cat([job.touched.words() for job in jobs])
+    for job in jobs:
+        job.flat[job.at] = job.values
+    after = torch.cat([job.touched.words() for job in jobs])
+    counts = torch.tensor([len(job.places[0]) for job in jobs])
+    owner = torch.repeat_interleave(torch.arange(len(jobs)), counts).to(before.device)
+    made = []
+    for which in (0, 1):
+        places = torch.cat([job.places[which] for job in jobs])
+        change = _mix(after ^ places, which) - _mix(before ^ places, which)
+        total = torch.zeros(len(jobs), dtype=torch.int64, device=change.device)
+        made.append(total.index_add_(0, owner, change).tolist())
+    return list(zip(*made, strict=True))
 
 
 def job_of(index: int, spec: TensorSpec, part: Slice, at: torch.Tensor, values: torch.Tensor) -> Job | None:
@@ -312,20 +354,24 @@ def job_of(index: int, spec: TensorSpec, part: Slice, at: torch.Tensor, values: 
     words_of_row = -(-part.columns // per)
     word = torch.unique(rows * words_of_row + columns // per)
     word_row, word_column = word // words_of_row, word % words_of_row
-    column = word_column[:, None] * per + torch.arange(per, dtype=torch.int64)
-    inside = column < part.columns
-    gather = word_row[:, None] * part.columns + column.clamp(max=part.columns - 1)
-    device = part.live.device
+    flat = part.live.reshape(-1)
+    device = flat.device
+    touched: Touched
+    if part.columns % per == 0 and flat.storage_offset() % per == 0:
+        touched = WholeWords(flat.view(torch.int64), word.to(device))
+    else:
+        column = word_column[:, None] * per + torch.arange(per, dtype=torch.int64)
+        inside = column < part.columns
+        gather = word_row[:, None] * part.columns + column.clamp(max=part.columns - 1)
+        touched = Elements(flat, gather.to(device), inside.to(torch.int64).to(device), spec.width)
     places = _places(spec, word_row + part.row0, word_column + part.column0 // per)
     return Job(
         index,
-        part.live.reshape(-1),
+        flat,
         (rows * part.columns + columns).to(device),
         values.to(device),
-        gather.to(device),
-        inside.to(torch.int64).to(device),
+        touched,
         (places[0].to(device), places[1].to(device)),
-        spec.width,
         part.counted,
     )
 
@@ -446,7 +492,7 @@ class MailboatWorker:
         if stage is None or stage.number != number:
             return {"refused": "another overlay is staged"}
         with torch.no_grad():
-            made = [(job, job.write()) for job in stage.jobs]
+            made = zip(stage.jobs, write(stage.jobs), strict=True)
         _synchronise(self)
         mask = (1 << 64) - 1
         return {"sums": [[job.index, str(a & mask), str(b & mask)] for job, (a, b) in made if job.counted]}
