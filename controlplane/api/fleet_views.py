@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from controlplane import head_keys
 from controlplane.accounts import limits
 from controlplane.accounts.principals import ISLAND, OPERATORS, PEOPLE, READERS
-from controlplane.api import answers, conditional, filters, paging, people_answers, repeating
+from controlplane.api import answers, conditional, filters, paging, people_answers, query, repeating
 from controlplane.api import people_representations as people
 from controlplane.api import representations as show
 from controlplane.api import serializers as accept
@@ -140,8 +140,7 @@ class Heartbeat(IslandView):
         row, body = self.island(island), self.body(request, accept.Heartbeat)
         holder: Any = request.user  # a TokenHolder: only islands come here
         body["digest"], body["reason"] = body["digest"] or "", body["reason"] or ""
-        agent = request.headers.get("User-Agent", "").partition("mailboat/")[2]
-        commands, unreported = services.heartbeat(row, **body, agent_version=agent)
+        commands, unreported = services.heartbeat(row, **body, agent_version=query.agent(request))
         answer = {
             "commands": commands,
             "heartbeat_seconds": settings.MAILBOAT_HEARTBEAT_SECONDS,

@@ -13,11 +13,14 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from controlplane.api.shapes import no_such
 from mailboat import __version__
 from mailboat.compatibility import newer
 
-NAMED = 8  # unknown names that a refusal lists
-LONGEST_NAME = 80
+
+def agent(request: Request) -> str:
+    """The caller's release, where it is one of ours; else empty."""
+    return request.headers.get("User-Agent", "").partition("mailboat/")[2]
 
 
 def from_newer(request: Request) -> bool:
@@ -25,16 +28,15 @@ def from_newer(request: Request) -> bool:
     understands is passed over, so that islands and trainers outlive a control plane that was taken back to the release
     before (`mailboat.compatibility`).
     """
-    return newer(request.headers.get("User-Agent", "").partition("mailboat/")[2], __version__)
+    return newer(agent(request), __version__)
 
 
 def check(view: APIView, request: Request) -> None:
     """Raises ValidationError for names that the call does not take."""
-    unknown = sorted(request.query_params.keys() - declared(view, request))
+    known = declared(view, request)
+    unknown = request.query_params.keys() - known
     if unknown and not from_newer(request):
-        known = ", ".join(sorted(declared(view, request)))
-        said = f"There is no such parameter here; {f'there are {known}' if known else 'this call takes none'}."
-        raise ValidationError({name[:LONGEST_NAME]: said for name in unknown[:NAMED]})
+        raise ValidationError(no_such(unknown, "parameter", sorted(known), "this call takes none"))
 
 
 def declared(view: APIView, request: Request) -> frozenset[str]:

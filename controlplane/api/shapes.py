@@ -7,13 +7,21 @@ much later. Only shapes live here: which bodies there are stands in the modules 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from rest_framework import serializers
 
 BIG = (1 << 63) - 1
-NAMED = 8  # unknown keys that a refusal names
+NAMED = 8  # unknown names that a refusal lists
 LONGEST_NAME = 80
+
+
+def no_such(names: Iterable[str], kind: str, known: Iterable[str], otherwise: str) -> dict[str, str]:
+    """What is said of names that stand for nothing; `otherwise` where nothing is known at all."""
+    listed = ", ".join(known)
+    said = f"There is no such {kind} here; {f'there are {listed}' if listed else otherwise}."
+    return {name[:LONGEST_NAME]: said for name in sorted(names)[:NAMED]}
 
 
 class Body(serializers.Serializer):
@@ -25,11 +33,9 @@ class Body(serializers.Serializer):
 
     def to_internal_value(self, data: Any) -> Any:
         """Refuses keys that stand for nothing, by name."""
-        unknown = sorted(map(str, data.keys() - self.fields.keys())) if isinstance(data, dict) else []
+        unknown = set(map(str, data.keys() - self.fields.keys())) if isinstance(data, dict) else set()
         if unknown and not self.context.get("newer", False):
-            known = ", ".join(self.fields)
-            said = f"There is no such key here; {f'there are {known}' if known else 'this call takes no body'}."
-            raise serializers.ValidationError({name[:LONGEST_NAME]: said for name in unknown[:NAMED]})
+            raise serializers.ValidationError(no_such(unknown, "key", self.fields, "this call takes no body"))
         return super().to_internal_value(data)
 
 

@@ -27,6 +27,7 @@ LAYERS = 400
 ORDERS = {"changed": "most elements changed", "bytes": "most bytes", "name": "by name"}
 _TEXT = rb'"((?:[^"\\]|\\.)*)"'
 _ROW = re.compile(rb"\[" + _TEXT + rb"," + _TEXT + rb',"(\w+)",\[([\d,]*)\],(?:null|' + _TEXT + rb")(?:,\d+)?\]")
+_COLLECTED = "Retention has removed them with the patch; the version's own numbers stay."
 _NUMBER = re.compile(r"(.*?\.\d+)(?:\.|$)")
 
 
@@ -113,9 +114,6 @@ def table(version: Version, order: str, page: int) -> TensorTable:
         raise Absent(_COLLECTED) from None
     except (PatchError, Refusal) as error:  # of another build, or damaged in the store
         raise Absent(str(error)) from None
-
-
-_COLLECTED = "Retention has removed them with the patch; the version's own numbers stay."
 
 
 def _absence(version: Version) -> str:
