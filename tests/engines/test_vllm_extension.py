@@ -15,7 +15,16 @@ from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.digest import measure
 from mailboat.image import Image
 from mailboat.island.engines.staging import StagingFolder
-from mailboat.island.engines.vllm_extension import Mapping, TensorSpec, Unmapped, job_of, live_sums, read_specs, write
+from mailboat.island.engines.vllm_extension import (
+    Mapping,
+    Stage,
+    TensorSpec,
+    Unmapped,
+    job_of,
+    live_sums,
+    read_specs,
+    write,
+)
 from tests.engines.contract_engine import Indices, Layer, Worker
 from tests.sidecar.harness import Versions
 
@@ -158,8 +167,8 @@ def test_sums_are_those_of_the_format_for_every_width_and_odd_rows(dtype: Any, s
     part = Slice(live, 0, 0, counted=True)
     assert [value % (1 << 64) for value in live_sums(spec, part)] == before.sums[0].tolist()
     values = torch.from_numpy(new.reshape(-1)[where].copy().view(np.uint8)).view(signed)
-    job = job_of(0, spec, part, torch.from_numpy(where), values)
-    assert job is not None
-    change = np.array([value % (1 << 64) for value in write([job])[0]], np.uint64)
+    found = job_of(0, spec, part, torch.from_numpy(where), values)
+    assert found is not None
+    change = np.array([value % (1 << 64) for value in write(Stage.of(0, [found]))[0]], np.uint64)
     assert np.array_equal(before.sums[0] + change, after.sums[0])
     assert live.reshape(-1).view(torch.uint8).numpy().tobytes() == new.tobytes()

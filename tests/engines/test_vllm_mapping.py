@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mailboat.island.engines.vllm_extension import Mapping, TensorSpec, Unmapped, job_of, live_sums, write
+from mailboat.island.engines.vllm_extension import Mapping, Stage, TensorSpec, Unmapped, job_of, live_sums, write
 
 HIDDEN, INNER, EXPERTS = 16, 32, 4
 
@@ -63,10 +63,10 @@ def check(full: dict[str, torch.Tensor], build: Any, ranks: int) -> None:
         difference = []
         for mapping in mappings:
             for part in mapping.slices[index]:
-                job = job_of(index, spec, part, where, values)
-                if job is not None:
-                    (made,) = write([job])
-                    difference += [made] if job.counted else []
+                found = job_of(index, spec, part, where, values)
+                if found is not None:
+                    (made,) = write(Stage.of(0, [found]))
+                    difference += [made] if part.counted else []
         after = live_sums(spec, Mapping(tree_of_whole(changed), mine, {}).slices[index][0])
         assert modular([expected, *difference]) == modular([after]), spec.name
     for rank, model in enumerate(models):

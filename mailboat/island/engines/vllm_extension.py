@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ _PACKED: dict[str, tuple[str, str | int]] = {
 }  # fmt: skip
 _DERIVED = ("W_UV", "W_UK_T", "W_UK", "W_V", "W_K")  # attention weights absorbed after loading
 _CHUNK = 1 << 20  # words at once in a full scan
+
+Places = tuple[torch.Tensor, torch.Tensor]  # int64: what a word is mixed with, for each of the two sums
 
 
 def _signed(value: int) -> int:
@@ -260,25 +262,24 @@ def _mix(x: torch.Tensor, which: int) -> torch.Tensor:
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
 
-def _total(words: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
+def _total(words: torch.Tensor, places: Places) -> tuple[int, int]:
     return int(_mix(words ^ places[0], 0).sum()), int(_mix(words ^ places[1], 1).sum())
 
 
-def _places(spec: TensorSpec, rows: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(spec: TensorSpec, rows: torch.Tensor, words: torch.Tensor) -> Places:
     first, second = (rows * _ROW[which] + words * _WORD[which] + _signed(spec.seeds[which]) for which in (0, 1))
     return first, second
 
 
 @dataclass
 class Job:
-    """The changes of one slice, ready to be written: flat places, values, and the words that they touch."""
+    """The changes of one slice, ready to be written: places in flat memory, values, and the words that they touch."""
 
     index: int
     flat: torch.Tensor
     at: torch.Tensor
     values: torch.Tensor
     touched: Touched
-    places: tuple[torch.Tensor, torch.Tensor]
     counted: bool
 
 
@@ -321,30 +322,58 @@ class Elements:
         return (pieces << shifts).sum(1)
 
 
-def write(jobs: list[Job]) -> list[tuple[int, int]]:
+@dataclass
+class Stage:
+    """An overlay mapped onto this rank's parameters, with all that can be worked out before the engine stands still."""
+
+    number: int
+    jobs: list[Job]
+    places: Places  # of the touched words of all jobs, one job after the other
+    owner: torch.Tensor  # the job of each of them
+
+    @classmethod
+    def of(cls, number: int, found: list[tuple[Job, Places]]) -> Stage:
+        """Joins the jobs' words."""
+        jobs = [job for job, _ in found]
+        if not found:
+            return cls(number, jobs, (torch.empty(0), torch.empty(0)), torch.empty(0))
+        counts = torch.tensor([len(places[0]) for _, places in found])
+        first, second = (torch.cat([places[which] for _, places in found]) for which in (0, 1))
+        owner = torch.repeat_interleave(torch.arange(len(jobs)), counts).to(first.device)
+        return cls(number, jobs, (first, second), owner)
+
+    @property
+    def changed(self) -> int:
+        """Elements that this rank answers for."""
+        return sum(len(job.at) for job in self.jobs if job.counted)
+
+
+def write(stage: Stage) -> list[tuple[int, int]]:
     """Reads the old words back, writes, reads the new ones; the difference that each job made to the two sums.
 
     The engine stands still meanwhile, so what can be is done for all jobs at once.
     """
+    jobs = stage.jobs
     if not jobs:
         return []
     before = torch.cat([job.touched.words() for job in jobs])
     for job in jobs:
         job.flat[job.at] = job.values
     after = torch.cat([job.touched.words() for job in jobs])
-    counts = torch.tensor([len(job.places[0]) for job in jobs])
-    owner = torch.repeat_interleave(torch.arange(len(jobs)), counts).to(before.device)
     made = []
-    for which in (0, 1):
-        places = torch.cat([job.places[which] for job in jobs])
+    for which, places in enumerate(stage.places):
         change = _mix(after ^ places, which) - _mix(before ^ places, which)
         total = torch.zeros(len(jobs), dtype=torch.int64, device=change.device)
-        made.append(total.index_add_(0, owner, change).tolist())
+        made.append(total.index_add_(0, stage.owner, change).tolist())
     return list(zip(*made, strict=True))
 
 
-def job_of(index: int, spec: TensorSpec, part: Slice, at: torch.Tensor, values: torch.Tensor) -> Job | None:
-    """The changes at elements `at` (ascending, counted in the whole tensor) that fall into a slice."""
+def job_of(
+    index: int, spec: TensorSpec, part: Slice, at: torch.Tensor, values: torch.Tensor
+) -> tuple[Job, Places] | None:
+    """The changes at elements `at` (ascending, counted in the whole tensor) that fall into a slice, and the places of
+    the words that they touch.
+    """
     rows, columns = at // spec.columns - part.row0, at % spec.columns - part.column0
     here = (rows >= 0) & (rows < part.rows) & (columns >= 0) & (columns < part.columns)
     rows, columns, values = rows[here], columns[here], values[here]
@@ -365,15 +394,10 @@ def job_of(index: int, spec: TensorSpec, part: Slice, at: torch.Tensor, values: 
         gather = word_row[:, None] * part.columns + column.clamp(max=part.columns - 1)
         touched = Elements(flat, gather.to(device), inside.to(torch.int64).to(device), spec.width)
     places = _places(spec, word_row + part.row0, word_column + part.column0 // per)
-    return Job(
-        index,
-        flat,
-        (rows * part.columns + columns).to(device),
-        values.to(device),
-        touched,
-        (places[0].to(device), places[1].to(device)),
-        part.counted,
-    )
+    job = Job(
+        index, flat, (rows * part.columns + columns).to(device), values.to(device), touched, part.counted
+    )  # fmt: skip
+    return job, (places[0].to(device), places[1].to(device))
 
 
 def live_sums(spec: TensorSpec, part: Slice) -> tuple[int, int]:
@@ -396,15 +420,6 @@ def live_sums(spec: TensorSpec, part: Slice) -> tuple[int, int]:
 
 
 # --- What the sidecar sends -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Stage:
-    """A decoded overlay mapped onto this rank's parameters."""
-
-    number: int
-    jobs: list[Job] = field(default_factory=list)
-    changed: int = 0
 
 
 def read_specs(folder: str) -> tuple[list[TensorSpec], dict[str, str]]:
@@ -476,14 +491,12 @@ class MailboatWorker:
         mapping = self._mailboat
         if mapping is None:
             return {"refused": "no inventory is open"}
-        stage = Stage(number)
-        for index, where, values in read_changes(path, mapping.specs):
-            for part in mapping.slices[index]:
-                job = job_of(index, mapping.specs[index], part, where, values)
-                if job is not None:
-                    stage.jobs.append(job)
-                    stage.changed += len(job.at) if job.counted else 0
-        self._mailboat_stage = stage
+        found = [
+            job_of(index, mapping.specs[index], part, where, values)
+            for index, where, values in read_changes(path, mapping.specs)
+            for part in mapping.slices[index]
+        ]
+        stage = self._mailboat_stage = Stage.of(number, [one for one in found if one is not None])
         return {"changed": stage.changed}
 
     def mailboat_write(self, number: int) -> dict[str, Any]:
@@ -492,7 +505,7 @@ class MailboatWorker:
         if stage is None or stage.number != number:
             return {"refused": "another overlay is staged"}
         with torch.no_grad():
-            made = zip(stage.jobs, write(stage.jobs), strict=True)
+            made = zip(stage.jobs, write(stage), strict=True)
         _synchronise(self)
         mask = (1 << 64) - 1
         return {"sums": [[job.index, str(a & mask), str(b & mask)] for job, (a, b) in made if job.counted]}
