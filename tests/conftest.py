@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 _postgres: Any = None
 
 
@@ -82,6 +84,6 @@ def server(transactional_db: None, home: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         instance.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
         listener.close()
         connections.close_all()

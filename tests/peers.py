@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.waiting import PATIENCE, free_port
+
 POSTGRESQL = os.environ.get("MAILBOAT_TEST_POSTGRESQL", "postgresql://root@127.0.0.1:5432/postgres")
 RABBITMQ = os.environ.get("MAILBOAT_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
 REDIS = os.environ.get("MAILBOAT_TEST_REDIS", "redis://127.0.0.1:6379/9")
@@ -42,8 +44,7 @@ def s3(folder: Path) -> Iterator[str]:
     """An S3 server with the bucket `mailboat`; its endpoint."""
     import boto3
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with (folder / "moto.log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
@@ -65,4 +66,4 @@ def s3(folder: Path) -> Iterator[str]:
         yield endpoint
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import factories as make
+from tests.waiting import PATIENCE
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -19,7 +20,6 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 15_000  # milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ class Reader:
     def __init__(self, browser: Any, server: str, **context: Any) -> None:
         self.server = server
         self.context = browser.new_context(base_url=server, **context)
-        self.context.set_default_timeout(PATIENCE)
+        self.context.set_default_timeout(1000 * PATIENCE)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)

@@ -22,12 +22,13 @@ from mailboat.identity import new_key, public_half
 from tests import factories as make
 from tests.dashboard.browsing import axe
 from tests.dashboard.conftest import World
+from tests.waiting import PATIENCE
 
 
 def _call(server: str, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = Request(f"{server}/api/v1/projects/harbour/{path}", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=10) as answer:
+    with urlopen(request, timeout=PATIENCE) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
@@ -130,10 +131,10 @@ def test_silence_of_the_server_is_said(reader: Any, world: World) -> None:
     page = person.page
     page.wait_for_selector("[data-live]")
     page.route("**/projects/**", lambda route: route.abort())
-    page.wait_for_selector("#stale:not([hidden])", timeout=30_000)
+    page.wait_for_selector("#stale:not([hidden])")
     assert "has not answered since" in page.inner_text("#stale")
     page.unroute("**/projects/**")
-    page.wait_for_selector("#stale", state="hidden", timeout=30_000)
+    page.wait_for_selector("#stale", state="hidden")
 
 
 def test_copy_button_copies_the_whole_digest(reader: Any, world: World) -> None:

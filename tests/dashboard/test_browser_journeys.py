@@ -26,8 +26,8 @@ from mailboat.trainer import Publisher
 from tests import factories as make
 from tests.dashboard.browsing import axe
 from tests.dashboard.conftest import World
+from tests.waiting import PATIENCE, eventually
 
-PATIENCE = 40_000  # milliseconds; a process starts, compiles nothing, and catches up
 MOST_TABS = 120
 RUN = "voyage"
 
@@ -39,14 +39,14 @@ def trainer(world: World, server: str, settings: Any, home: Path, tmp_path: Path
     token = accounts.create_token(world.project, "publisher", "journey", actor="test")[1]
     weights = np.random.default_rng(7).standard_normal((400, 64)).astype(np.float32)
     with Publisher(server, "harbour", RUN, token, state_dir=tmp_path / "trainer") as publisher:
-        publisher.publish({"a.weight": weights}, step=0, side_files={"config.json": b"{}"}).wait_ready()
+        publisher.publish({"a.weight": weights}, step=0, side_files={"config.json": b"{}"}).wait_ready(PATIENCE)
         weights[::9, 5] += 1
-        publisher.publish({"a.weight": weights}, step=8).wait_ready()
+        publisher.publish({"a.weight": weights}, step=8).wait_ready(PATIENCE)
         yield publisher
     from tests.together.test_real_server import RUNNING
 
     for thread in RUNNING:
-        thread.join(20)
+        thread.join(PATIENCE)
     RUNNING.clear()
 
 
@@ -75,7 +75,7 @@ def tab_to(page: Any, words: str) -> None:
 def _call(server: str, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = Request(f"{server}/api/v1/projects/harbour/{path}", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=20) as answer:
+    with urlopen(request, timeout=PATIENCE) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
@@ -86,7 +86,6 @@ def test_by_keyboard_register_catch_up_drain_and_replay(
     settings.MAILBOAT_HEARTBEAT_SECONDS = 1
     person = reader()
     page = person.page
-    page.set_default_timeout(PATIENCE)
     tab_to(page, "Register island")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1:has-text('Register an island')")
@@ -143,13 +142,12 @@ def test_by_keyboard_register_catch_up_drain_and_replay(
         picture(page, "5-replayed")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
     assert person.complaints == []
 
 
 def test_tensors_and_comparison_of_a_real_version(reader: Any, world: World, trainer: Publisher) -> None:
     page = reader().page
-    page.set_default_timeout(PATIENCE)
     page.goto(world.url(f"runs/{RUN}/versions/1/"))
     page.click("text=Tensors")
     page.wait_for_selector("h1:has-text('Tensors of v1')")
@@ -170,7 +168,6 @@ def test_an_island_that_lies_is_found_and_shown(
     island = make.mk_island(run, "liar", at=version, channel=channel, token=token[0])
     person = reader()
     page = person.page
-    page.set_default_timeout(PATIENCE)
     page.goto(world.url(f"islands/{island.pk}/"))
     page.click("text=Verify now")
     page.wait_for_selector("h1:has-text('Verification of liar')")
@@ -182,11 +179,7 @@ def test_an_island_that_lies_is_found_and_shown(
         "reason": "",
         "time": timezone.now().timestamp(),
     }
-    for _ in range(200):
-        commands = _call(server, f"islands/{island.pk}/heartbeat", beat, token[1])["commands"]
-        if commands:
-            break
-        page.wait_for_timeout(50)
+    commands = eventually(lambda: _call(server, f"islands/{island.pk}/heartbeat", beat, token[1])["commands"])
     answer = {"version": 1, "digest": version.state_digest, "answer": "0" * 64}
     _call(server, f"islands/{island.pk}/challenges/{commands[0]['challenge']}", answer, token[1])
     page.wait_for_selector("text=Failed")

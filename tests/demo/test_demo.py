@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import free_port
+from tests.waiting import PATIENCE, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 400
@@ -68,7 +68,7 @@ def test_versions_travel_bit_for_bit_and_a_second_start_continues(demo_home: Pat
 def test_a_port_in_use_is_said_in_one_sentence(demo_home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = demo(demo_home, "--versions", "1", "--port", str(taken.getsockname()[1]))
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert said.count("\n") == 1 and "port" in said and "in use" in said
 
@@ -81,6 +81,6 @@ def test_ctrl_c_ends_an_endless_demo_and_every_process(demo_home: Path) -> None:
         if line.startswith("version") or " step " in line:
             break
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, rest
     assert "Traceback" not in rest

@@ -10,7 +10,7 @@ import pytest
 from scripts.demonstration.rl.task import WORDS
 from tests.demo.test_demo import DEADLINE, demo, demo_home
 from tests.engines.models import tiny_llama
-from tests.waiting import free_port
+from tests.waiting import PATIENCE, free_port
 
 __all__ = ["demo_home"]  # a fixture
 
@@ -44,6 +44,6 @@ def test_what_is_learnt_from_comes_from_islands_and_none_is_lost(demo_home: Path
 
 def test_a_model_that_is_none_is_said_in_one_sentence(demo_home: Path) -> None:
     process = demo(demo_home, "--rl", "--versions", "1", "--model", str(demo_home))
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert said.count("\n") == 1 and "no checkpoint folder" in said

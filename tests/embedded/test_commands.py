@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import free_port
+from tests.waiting import PATIENCE, free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     """Runs a command to its end."""
     return subprocess.run(
         [sys.executable, "manage.py", *arguments], cwd=CHECKOUT, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
 
 
@@ -56,12 +56,12 @@ def test_ctrl_c_is_heard_where_the_shell_has_it_ignored(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert "Mailboat is up" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
         assert "Stopped" in process.stdout.read()
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(60)
+            process.wait(PATIENCE)
 
 
 _DEAF = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"

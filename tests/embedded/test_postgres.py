@@ -26,7 +26,7 @@ from controlplane.embedded.postgres import (
     remove,
     socket_dir,
 )
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
@@ -115,7 +115,7 @@ def test_a_second_user_finds_it_running_and_the_last_one_stops_it(server: Embedd
     assert main_process(server.home) == pid
     assert server.running()
     tell(other, "stop")
-    assert other.wait(30) == 0
+    assert other.wait(PATIENCE) == 0
     assert gone(server.home)
 
 
@@ -127,7 +127,7 @@ def test_it_ends_with_its_only_user_however_that_ends(open_home: Path, end: str)
         tell(user, "leave")
     else:
         user.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGKILL)
-    user.wait(20)
+    user.wait(PATIENCE)
     eventually(lambda: gone(open_home))
     with EmbeddedPostgres(open_home):
         assert ask(open_home, "select 1") == 1
@@ -231,7 +231,7 @@ def test_a_normal_user_runs_it_as_itself(open_home: Path) -> None:
     again = use(open_home, NOBODY, NOBODY)
     assert first_line(again).startswith("ready")
     tell(again, "stop")
-    assert again.wait(30) == 0
+    assert again.wait(PATIENCE) == 0
     assert gone(open_home)
 
 

@@ -19,9 +19,7 @@ import pytest
 from controlplane.embedded import guard
 from controlplane.embedded.postgres import database_url, places, remove
 from controlplane.embedded.stack import WORKERS, Stack, StackError
-from tests.waiting import patient
-
-eventually = patient(40.0)
+from tests.waiting import PATIENCE, eventually, free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -44,12 +42,11 @@ def open_home() -> Iterator[Path]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def get(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -84,7 +81,7 @@ def up(home: Path, port: int) -> subprocess.Popen[str]:
 
 def test_everything_runs_survives_kills_and_leaves_nothing(open_home: Path, port: int) -> None:
     with Stack(open_home, port) as stack:
-        stack.wait_ready()
+        stack.wait_ready(PATIENCE)
         assert get(port, "/health/live") == 200
         before = eventually(lambda: len(stack.pids()) == PROCESSES and stack.pids())
         for pid in before.values():
@@ -121,7 +118,7 @@ def test_up_ends_with_everything_that_it_started(open_home: Path, port: int, num
         assert process.stdout is not None
         assert f":{port}" in process.stdout.readline()
         process.send_signal(number)
-        process.communicate(timeout=40)
+        process.communicate(timeout=PATIENCE)
         if number != signal.SIGKILL:
             assert process.returncode == 0
         eventually(lambda: processes_of(open_home) == [])
@@ -138,7 +135,7 @@ def test_a_port_in_use_is_said_before_anything_starts(open_home: Path) -> None:
             Stack(open_home, port).start()
         assert not open_home.exists()
         process = up(open_home.with_name("other"), port)
-        _, said = process.communicate(timeout=40)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1
         assert f"Port {port} is in use" in said
         assert "Traceback" not in said

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -150,6 +151,7 @@ class ContractEngine:
         self.extension = extension
         self.workers = [Worker(rank, ranks) for rank in range(ranks)]
         self.token_seconds = token_seconds
+        self.unending: float = math.inf  # answers of so many tokens get their last one when this is raised
         self.label = "default"
         self.calls: list[str] = []
         self.faults: dict[str, str] = {}  # path or method -> "500", "hang", "refuse", "corrupt"
@@ -202,7 +204,7 @@ class ContractEngine:
         try:
             cached = self.cache.setdefault((salt, prompt), self.version)
             for index in range(count):
-                while self.paused and epoch == self._aborting:
+                while (self.paused or self.unending <= count == index + 1) and epoch == self._aborting:
                     await asyncio.sleep(0.001)
                 if epoch != self._aborting:
                     self.aborted += 1

@@ -28,7 +28,7 @@ from mailboat.island.stop import Stop
 from mailboat.patch.build import build_patch
 from tests.engines.models import tiny_llama
 from tests.sidecar.harness import in_background
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 
 class Bench:
@@ -71,7 +71,7 @@ class Bench:
         overlay.close()
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = self.pool.request("POST", f"{self.sidecar.url}{path}", json=body, timeout=60)
+        answer = self.pool.request("POST", f"{self.sidecar.url}{path}", json=body, timeout=PATIENCE)
         return answer.status, json.loads(answer.data) if answer.data[:1] == b"{" else answer.data
 
     def greedy(self, tokens: int = 12) -> Any:
@@ -130,7 +130,7 @@ def test_in_place_and_not_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a41_a_stream_goes_on_through_a_commit(tmp_path: Path) -> None:
     with bench(tmp_path) as running:
         answer = running.pool.request(
-            "POST", f"{running.sidecar.url}/v1/chat/completions", preload_content=False, timeout=60,
+            "POST", f"{running.sidecar.url}/v1/chat/completions", preload_content=False, timeout=PATIENCE,
             json={"messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 300, "temperature": 0,
                   "stream": True},
         )  # fmt: skip
@@ -150,7 +150,7 @@ def test_requests_run_side_by_side(tmp_path: Path) -> None:
         eventually(lambda: running.sidecar.active)
         assert running.greedy(3)["choices"][0]["finish_reason"] == "length"
         assert long.is_alive(), "the short one did not wait for the long one"
-        long.join(60)
+        long.join(PATIENCE)
         several = running.post("/v1/completions", prompt="w4", max_tokens=5, n=4, seed=7)[1]
         again = running.post("/v1/completions", prompt="w4", max_tokens=5, n=4, seed=7)[1]
         texts = [choice["text"] for choice in several["choices"]]
@@ -205,7 +205,7 @@ def test_requests_of_different_clients_share_their_passes(tmp_path: Path, monkey
     passes, step, together = [], Batch.step, threading.Event()
 
     def counted(batch: Batch, model: Any) -> None:
-        together.wait(30)  # nobody goes on before all are there
+        together.wait(PATIENCE)  # nobody goes on before all are there
         passes.append(len(batch.jobs))
         step(batch, model)
 
@@ -220,7 +220,7 @@ def test_requests_of_different_clients_share_their_passes(tmp_path: Path, monkey
         eventually(lambda: running.sidecar.active == 6)
         together.set()
         for number, (thread, answers) in enumerate(asked):
-            thread.join(60)
+            thread.join(PATIENCE)
             assert len(answers[0]["choices"][0]["token_ids"]) == 20 + number
     assert max(passes) >= 6 and len(passes) < 60, "not one pass for each token of each, and none for who went away"
 
@@ -231,7 +231,7 @@ def test_a_commit_in_the_middle_of_a_batch_is_stamped_for_all(tmp_path: Path) ->
         eventually(lambda: running.sidecar.active == 4)
         running.step()
         for thread, answers in asked:
-            thread.join(60)
+            thread.join(PATIENCE)
             assert (answers[0]["weight_version_start"], answers[0]["weight_version_end"]) == (0, 1)
             assert len(answers[0]["choices"][0]["token_ids"]) == 300
 
@@ -301,7 +301,7 @@ BAD_MESSAGES: list[Any] = [
 
 def post(server: LocalServer, path: str, **body: Any) -> Any:
     """What the engine says by itself, without a sidecar before it."""
-    answer = urllib3.request("POST", f"{server.url}{path}", body=json.dumps(body).encode(), timeout=60)
+    answer = urllib3.request("POST", f"{server.url}{path}", body=json.dumps(body).encode(), timeout=PATIENCE)
     return answer.status, json.loads(answer.data)
 
 
@@ -383,7 +383,7 @@ def test_a_row_at_fault_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     step, together = Batch.step, threading.Event()
 
     def spoilt(batch: Batch, model: Any) -> None:
-        together.wait(30)
+        together.wait(PATIENCE)
         step(batch, model)
         for index, row in enumerate(batch.rows):
             if row.job.sampling.seed == 13:
@@ -399,7 +399,7 @@ def test_a_row_at_fault_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         eventually(lambda: running.sidecar.active == len(asked))
         together.set()
         for thread, _ in asked:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert [answers[0][0] for _, answers in asked] == [200, 500, 200, 200]
 
 

@@ -7,6 +7,7 @@ given: the checks under test are the client's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,7 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from mailboat.identity import public_half
 from mailboat.manifest import HEAD_TYPE, MANIFEST_TYPE, Envelope, Head, Manifest
 from mailboat.signing import sign
+from tests.waiting import PATIENCE
 
 PROJECT, RUN, CHANNEL = "harbour", "voyage", "latest"
 PREFIX = f"/api/v1/projects/{PROJECT}/"
@@ -107,7 +108,7 @@ class ContractServer:
         self._http.daemon_threads = True
         self.address = f"http://{host}:{self._http.server_port}"
 
-    @contextmanager
+    @contextlib.contextmanager
     def serving(self) -> Iterator[ContractServer]:
         """Serves for the length of a block."""
         thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -141,11 +142,19 @@ class ContractServer:
             self.changed.notify_all()
         return self.head
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
-        """Waits until something that the server was told makes ``condition`` true."""
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """Waits until something that the server was told makes ``condition`` true, which may raise LookupError before
+        that; returns its answer.
+        """
+
+        def answer() -> Any:
+            with contextlib.suppress(LookupError):
+                return condition()
+
         with self.changed:
-            assert self.changed.wait_for(condition, seconds), f"not within {seconds} s; last calls {self.calls[-8:]}"
-        return condition()
+            found = self.changed.wait_for(answer, PATIENCE)
+            assert found, f"not within {PATIENCE} s; last calls {self.calls[-8:]}"
+            return found
 
     def applied(self, number: int) -> dict[str, Any] | None:
         """The newest report of a success at a version."""

@@ -24,6 +24,7 @@ from mailboat.island.stop import Stop
 from mailboat.island.sync import IslandOptions, run_island
 from mailboat.trainer import PublishedVersion, Publisher
 from tests.island.contract_server import PROJECT, RUN, ContractServer
+from tests.waiting import PATIENCE
 
 CONFIG = b'{"model_type": "test"}'
 
@@ -98,9 +99,9 @@ class RunningIsland:
         except BaseException as error:  # noqa: BLE001 - shown by the test
             self.error = error
 
-    def join(self, seconds: float = 20) -> None:
+    def join(self) -> None:
         """Waits for its end and raises what it raised."""
-        self.thread.join(seconds)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), self.lines
         if self.error is not None:
             raise self.error
@@ -118,7 +119,7 @@ def island(server: ContractServer, store: Path, **options: Any) -> Iterator[Runn
         with server.changed:
             server.released = True
             server.changed.notify_all()
-        running.thread.join(20)
+        running.thread.join(PATIENCE)
         server.released = False
         assert not running.thread.is_alive()
     if running.error is not None:

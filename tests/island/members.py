@@ -12,6 +12,7 @@ from mailboat.island.members.follower import MemberOptions, run_member
 from mailboat.island.members.lead import LeadOptions
 from mailboat.island.stop import Stop
 from tests.island.contract_server import ContractServer
+from tests.waiting import PATIENCE
 
 SECRET = "s" * 40
 
@@ -42,7 +43,7 @@ def member(store: Path, port: int, name: str = "b", secret: str = SECRET, **opti
         yield running
     finally:
         running.stop.set()
-        running.thread.join(20)
+        running.thread.join(PATIENCE)
         assert not running.thread.is_alive()
 
 

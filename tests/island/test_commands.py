@@ -15,12 +15,13 @@ from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import measure
 from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault, Reply
 from tests.island.fleet import Trainer, held_state, start_process
+from tests.waiting import PATIENCE
 
 
 def mailboat(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     command = [sys.executable, "-m", "mailboat.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_publish_and_island_run(server: ContractServer, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_bad_usage_and_bad_input(arguments: list[str], status: int, words: str) 
 def test_used_token_ends_the_command_with_a_sentence(server: ContractServer, tmp_path: Path) -> None:
     server.tokens.clear()
     process = start_process(server, tmp_path / "store")
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE) == 1
     assert (tmp_path / "store.log").read_text() == "mailboat: The server says enrolment_used.\n"
 
 
@@ -113,7 +114,7 @@ def test_stops_at_once_while_the_server_is_away(tmp_path: Path, number: int) -> 
         time.sleep(0.02)
     process.send_signal(number)
     started = time.monotonic()
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
     assert time.monotonic() - started < 6, "two seconds on a machine that has nothing else to do"
 
 

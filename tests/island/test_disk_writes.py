@@ -13,7 +13,7 @@ import pytest
 from mailboat.durable import remove
 from tests.island.contract_server import PROJECT, ContractServer
 from tests.island.fleet import Trainer
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 VERSIONS = 5
 # Beside the parts: manifest, digests, marker, intent, serial and report, each in blocks of 4 KiB.
@@ -49,18 +49,18 @@ def test_writes_per_version_are_proportional_to_the_patch(
         full = trainer.step(60_000).full_bytes
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "NO_PROXY": "*"})
         try:
-            eventually(lambda: b"strong digests of image, base and log agree" in (tmp_path / "log").read_bytes(), 60)
+            eventually(lambda: b"strong digests of image, base and log agree" in (tmp_path / "log").read_bytes())
             assert not (store / "image").exists(), "the image is in memory"
             patches, before = 0, written(process.pid)
             for number in range(1, VERSIONS + 1):
                 version = trainer.step(60_000)
                 assert version.patch_bytes is not None
                 patches += version.patch_bytes
-                server.wait_for(lambda n=number: server.applied(n), 60)
+                server.wait_for(lambda n=number: server.applied(n))
             wrote = written(process.pid) - before
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(PATIENCE)
             for note in Path("/dev/shm").glob(f"mailboat-{os.getuid()}/*.store"):
                 if note.read_bytes() == os.fsencode(store):
                     remove(note.with_suffix(""))

@@ -20,6 +20,7 @@ import pytest
 from mailboat.island.upkeep import UpkeepOptions
 from tests.island.contract_server import PROJECT, ContractServer
 from tests.island.fleet import Trainer, held_state, island, start_process
+from tests.waiting import PATIENCE
 
 
 class Zygote:
@@ -48,7 +49,7 @@ class Zygote:
         """Ends the parent."""
         assert self.process.stdin
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_a07_real_process_killed_at_random_moments(server: ContractServer, tmp_p
         for _ in range(4):
             process = start_process(server, store)
             beats = len(server.beats)
-            server.wait_for(lambda n=beats: len(server.beats) > n, 30)
+            server.wait_for(lambda n=beats: len(server.beats) > n)
             trainer.step()
             time.sleep(moments.uniform(0.0, 0.3))  # the moment of the kill is the point of this test
             process.kill()
@@ -158,10 +159,10 @@ def test_a07_real_process_killed_at_random_moments(server: ContractServer, tmp_p
         process = start_process(server, store)
         last = len(trainer.published) - 1
         beats = len(server.beats)
-        server.wait_for(lambda: any((b["version"], b["phase"]) == (last, "idle") for b in server.beats[beats:]), 30)
+        server.wait_for(lambda: any((b["version"], b["phase"]) == (last, "idle") for b in server.beats[beats:]))
         process.send_signal(signal.SIGTERM)
         started = time.monotonic()
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE) == 0
         assert time.monotonic() - started < 6, "two seconds on a machine that has nothing else to do"
         assert held_state(store) == trainer.state().digest
     assert "stopped" in (tmp_path / "store.log").read_text()

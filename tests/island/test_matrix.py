@@ -23,6 +23,7 @@ from mailboat.errors import CheckpointError
 from tests.island.contract_server import ContractServer, Fault
 from tests.island.fleet import Trainer, held_state, island
 from tests.island.test_kill import Zygote, copied, zygote
+from tests.waiting import PATIENCE
 
 __all__ = ["zygote"]  # a fixture
 
@@ -50,7 +51,7 @@ class Reader:
     def close(self) -> None:
         """Ends it; everything that it saw had been published."""
         self._done.set()
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         assert self.seen <= self.published
 
 

@@ -22,7 +22,7 @@ from tests.island.contract_server import ContractServer
 from tests.island.fleet import RunningIsland, Trainer, held_state, island
 from tests.island.members import leading, member, rows
 from tests.island.test_upkeep import QUICK, flip, marker
-from tests.waiting import eventually, free_port
+from tests.waiting import PATIENCE, eventually, free_port
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_an_undecided_move_is_taken_back(
             dying.setattr(roster.Roster, "require_ready", die)
             dead = RunningIsland(server, a, **leading(port))
             dead.thread.start()
-            dead.thread.join(20)
+            dead.thread.join(PATIENCE)
             assert isinstance(dead.error, SystemExit)
         assert (a / "intent.json").exists() and held_state(a) == held_state(b) == old.digest
         server.head, head = None, server.head
@@ -249,7 +249,7 @@ def test_a_leader_that_stops_does_not_wait_for_those_who_wait_for_its_orders(tmp
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(led.order_after, now.leader, now.serial, 60)
         led.end()
-        assert waiting.result(10) == now
+        assert waiting.result(PATIENCE) == now
 
 
 def test_secrets_are_private_and_long(tmp_path: Path) -> None:

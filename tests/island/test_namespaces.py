@@ -25,9 +25,8 @@ from mailboat.trainer import Publisher
 from tests.engines.contract_engine import ContractEngine
 from tests.island.contract_server import PROJECT, RUN, ContractServer
 from tests.sidecar.harness import Stream, Versions
-from tests.waiting import patient
+from tests.waiting import PATIENCE, eventually
 
-eventually = patient(60.0)
 NAME = f"mb{os.getpid() % 100000}"
 ROOT, LEADER, TO_MEMBER, MEMBER = "10.213.0.1", "10.213.0.2", "10.213.1.1", "10.213.1.2"
 
@@ -112,7 +111,7 @@ class TwoHosts:
 
     def kill(self, name: str) -> None:
         self.running[name].send_signal(signal.SIGKILL)
-        self.running.pop(name).wait(20)
+        self.running.pop(name).wait(PATIENCE)
 
     def link(self, state: str) -> None:
         ip("-n", f"{NAME}b", "link", "set", "up0", state)
@@ -146,7 +145,7 @@ def asking(url: str) -> Iterator[list[Any]]:
         while not ended.wait(0.02):
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 body = {"prompt": "hello", "max_tokens": 6}
-                answer = pool.request("POST", f"{url}/v1/completions", json=body, timeout=90)
+                answer = pool.request("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE)
                 answers.append((answer.status, json.loads(answer.data)))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -155,7 +154,7 @@ def asking(url: str) -> Iterator[list[Any]]:
         yield answers
     finally:
         ended.set()
-        thread.join(100)
+        thread.join(PATIENCE)
 
 
 class Mixed(ContractEngine):
@@ -195,7 +194,7 @@ def test_both_hosts_hold_the_old_version_or_both_the_new_one(hosts: None, tmp_pa
         def settled() -> None:
             """No manual step: both come to the newest version."""
             number, digest = versions.number, versions.state().digest
-            server.wait_for(lambda: server.applied(number), 60)
+            server.wait_for(lambda: server.applied(number))
             assert two.digests() == {digest} and engine.version == number
             eventually(lambda: urllib3.request("GET", f"{two.url}/health").status == 200)
 
@@ -237,7 +236,7 @@ def test_both_hosts_hold_the_old_version_or_both_the_new_one(hosts: None, tmp_pa
             for process in two.running.values():
                 process.terminate()
             for process in two.running.values():
-                process.wait(60)
+                process.wait(PATIENCE)
             print(two.logs())
     assert versions.number == 4 and {answer["weight_version_end"] for answer in answered} >= {0, 1, 2, 3}
     for answer in answered:

@@ -11,6 +11,7 @@ from mailboat.island import shared_memory
 from mailboat.island.shared_memory import SharedPlace
 from tests.island.contract_server import ContractServer
 from tests.island.fleet import Trainer, island
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def test_islands_on_one_host_do_not_collide(server: ContractServer, tmp_path: Pa
             trainer.step()
             server.wait_for(lambda: len(server.reports) == 4)
             first.stop.set()
-            first.thread.join(20)
+            first.thread.join(PATIENCE)
             trainer.step()
             server.wait_for(lambda: server.applied(2))
             assert second.thread.is_alive()

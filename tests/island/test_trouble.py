@@ -23,6 +23,7 @@ from mailboat.island.holding import Holding
 from mailboat.manifest import BlobRef, PatchRef
 from tests.island.contract_server import ContractServer, Fault
 from tests.island.fleet import Trainer, held_state, island, start_process
+from tests.waiting import PATIENCE
 
 
 def failed(server: ContractServer) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def failed(server: ContractServer) -> list[dict[str, Any]]:
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Ends an island's process."""
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE)
 
 
 def part_of(server: ContractServer, number: int) -> str:
@@ -402,7 +403,7 @@ def test_once_gives_up_with_a_sentence(tmp_path: Path) -> None:
         trainer.step()
         server.faults = [Fault("GET .*/head", "refuse", times=99)]
         with pytest.raises(Unreachable), island(server, tmp_path / "store", once=True) as running:
-            running.join(30)
+            running.join()
 
 
 def test_a09_once_ends_on_a_full_disk(server: ContractServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +415,7 @@ def test_a09_once_ends_on_a_full_disk(server: ContractServer, tmp_path: Path, mo
     with Trainer(server, tmp_path) as trainer:
         trainer.step()
         with pytest.raises(DiskFull), island(server, tmp_path / "store", once=True) as running:
-            running.join(30)
+            running.join()
     assert sum("full" in line for line in running.lines) == 1, "said once"
 
 

@@ -31,6 +31,7 @@ from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 from mailboat.island.stop import Stop
 from mailboat.patch.build import build_patch
 from tests.engines.contract_engine import SHAPES, ContractEngine
+from tests.waiting import PATIENCE
 
 
 class Versions:
@@ -125,7 +126,7 @@ class Station:
             self.url + path,
             body=raw,
             headers={"Content-Type": "application/json", **(headers or {})},
-            timeout=60,
+            timeout=PATIENCE,
         )
         try:
             decoded = json.loads(answer.data)
@@ -138,7 +139,7 @@ class Station:
         return self.post(path, {"prompt": "hello", "max_tokens": tokens, **body})
 
     def get(self, path: str) -> tuple[int, bytes]:
-        answer = self.pool.request("GET", self.url + path, timeout=30)
+        answer = self.pool.request("GET", self.url + path, timeout=PATIENCE)
         return answer.status, answer.data
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class Stream:
 
     def __init__(self, station: Station, tokens: int = 50, *, path: str = "/v1/completions", **body: Any) -> None:
         host = station.url.removeprefix("http://")
-        self.connection = http.client.HTTPConnection(host, timeout=30)
+        self.connection = http.client.HTTPConnection(host, timeout=PATIENCE)
         fields = {"stream": True, **body}
         fields |= (
             {"text": "hello", "sampling_params": {"max_new_tokens": tokens}}

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 
 from mailboat.island.sidecar.bodies import Bodies
 from tests.sidecar.harness import bare
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 TOTAL, PIECE, SMALL = 96 << 20, 1 << 16, 1 << 16  # sockets hold a few MiB each, whatever is asked of them
 
@@ -71,7 +71,7 @@ def proxied(engine: Callable[[socket.socket], None], bodies: Bodies | None = Non
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     client = small(socket.socket())
-    client.settimeout(30)
+    client.settimeout(PATIENCE)
     try:
         with bare([url], bodies) as port:
             client.connect(("127.0.0.1", port))
@@ -80,7 +80,7 @@ def proxied(engine: Callable[[socket.socket], None], bodies: Bodies | None = Non
     finally:
         client.close()
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(PATIENCE)
         listener.close()
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_does_not_read_holds_its_client_up() -> None:
 
     def engine(connection: socket.socket) -> None:
         already = len(head(connection))
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
         taken.take(connection, already)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
@@ -135,7 +135,7 @@ def test_bodies_of_all_clients_together_have_a_limit() -> None:
     with proxied(lambda _connection: None, bodies) as first:
         first.sendall(ASK % 200 + bytes(100))
         eventually(lambda: bodies.held == 100)
-        with socket.create_connection(first.getpeername(), 30) as second:
+        with socket.create_connection(first.getpeername(), PATIENCE) as second:
             second.sendall(ASK % 100 + bytes(100))
             answer = second.recv(1 << 16)
             assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower()

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 
 from tests.sidecar.harness import bare
+from tests.waiting import PATIENCE
 
 GOOD, BROKEN = b"200 OK", b"500 Internal Server Error"
 GONE = b""  # the connection ends with the request unanswered
@@ -37,7 +38,7 @@ class Scripted:
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         self._listener.close()
 
     def _serve(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.types import SyncView
 from tests.engines.contract_engine import ContractEngine
 from tests.sidecar.harness import Station, Stream, in_background, station
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually, free_port
 
 FAILURES = [
     ("vllm", True, "mailboat_write", "500"),
@@ -39,7 +39,7 @@ def test_a08_a_failed_install_is_fenced_until_it_is_whole(
     engine = ContractEngine(kind, extension=extension)
     with station([engine], tmp_path) as running:
         engine.faults |= {call: fault, "reload_weights": "500"} if call == "mailboat_write" else {call: fault}
-        stream = Stream(running, 5000)
+        stream = Stream(running, 100_000)
         with pytest.raises(EngineError):
             running.step()
         assert running.complete()[0] == 503 and running.get("/health")[0] == 503
@@ -100,8 +100,10 @@ def test_wrong_sums_in_place_lead_to_a_reload(tmp_path: Path) -> None:
     engine = ContractEngine("vllm")
     with station([engine], tmp_path) as running:
         engine.faults["after mailboat_write"] = "corrupt"
+        engine.unending = 60
         stream = Stream(running, 60)
         running.step()
+        engine.unending = math.inf
         assert engine.calls.count("reload_weights") == 2, "once at the start, once instead of the write"
         assert json.loads(stream.rest()[-2])["weight_version_end"] == 1
         running.sidecar.engine.audit(running.image)  # type: ignore[arg-type]
@@ -211,11 +213,11 @@ def test_a40_an_engine_that_is_down_at_first_is_the_reason(tmp_path: Path) -> No
 
 
 def test_a42_an_engine_that_hangs_in_a_commit_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "LEASE", 0.5)
     engine = ContractEngine("vllm", extension=False)
     with station([engine], tmp_path) as running:
         engine.faults["reload_weights"] = "hang"
-        with pytest.raises(EngineError, match="does not answer"):
+        with monkeypatch.context() as patched, pytest.raises(EngineError, match="does not answer"):
+            patched.setattr(vllm, "LEASE", 0.5)
             running.step()
         assert running.complete()[0] == 503
         engine.faults.clear()
@@ -236,8 +238,10 @@ def test_a42_one_of_two_engines_fails_and_the_other_carries_on(tmp_path: Path) -
         eventually(lambda: not any(engine["fence"] for engine in engines()))
         assert bad.version == 1 and not bad.paused
         before = len(bad.seen)
+        good.unending = bad.unending = 30
         streams = [Stream(running, 30) for _ in range(4)]
         assert len(bad.seen) - before == 2, "the least busy one takes the next request"
+        good.unending = bad.unending = math.inf
         for stream in streams:
             stream.rest()
 
@@ -255,8 +259,7 @@ def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a42_an_engine_that_is_killed_gets_traffic_again_when_it_holds_the_version(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     engine = ContractEngine("vllm")
     engine.server.stop()
     engine.server.url = f"http://127.0.0.1:{port}"
@@ -266,16 +269,16 @@ def test_a42_an_engine_that_is_killed_gets_traffic_again_when_it_holds_the_versi
             running.seed()
             running.step()
             assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
-            thread, result = in_background(lambda: running.complete(5000))
+            thread, result = in_background(lambda: running.complete(100_000))
             eventually(lambda: running.sidecar.active)
             first.send_signal(signal.SIGKILL)
-            thread.join(20)
+            thread.join(PATIENCE)
             assert result[0][0] == 503 and result[0][1]["error"]["type"] == "EngineUnavailable"
             with pytest.raises(CommitDeferred):
                 running.step()
             eventually(lambda: running.get("/health")[0] == 503)
             with process(port):
-                eventually(lambda: running.get("/health")[0] == 200, 30)
+                eventually(lambda: running.get("/health")[0] == 200)
                 answer = running.complete()[1]
                 assert answer["choices"][0]["text"] == "1 1 1 1 " and answer["weight_version_end"] == 1
         finally:

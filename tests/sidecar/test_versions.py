@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import re
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.types import CommitMode
 from tests.engines.contract_engine import ContractEngine
 from tests.sidecar.harness import Station, Stream, in_background, station
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 KINDS = [("vllm", True), ("vllm", False), ("sglang", False)]
 
@@ -28,10 +29,12 @@ def numbers(answer: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(("kind", "extension"), KINDS)
 def test_a34_a35_a_request_across_a_commit_says_both_versions(kind: str, extension: bool, tmp_path: Path) -> None:
     with station([ContractEngine(kind, extension=extension)], tmp_path) as running:
+        running.engine.unending = 60
         thread, result = in_background(lambda: running.complete(60))
         eventually(lambda: running.engine.resident)
         running.step()
-        thread.join(20)
+        running.engine.unending = math.inf
+        thread.join(PATIENCE)
         status, answer, headers = result[0]
         assert status == 200 and answer["choices"][0]["finish_reason"] == "stop"
         assert {*numbers(answer)} == {0, 1}
@@ -54,9 +57,11 @@ def test_sglang_generate_is_stamped_in_its_meta_info(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "extension"), KINDS)
 def test_a41_a_stream_across_a_commit_stays_whole(kind: str, extension: bool, tmp_path: Path) -> None:
     with station([ContractEngine(kind, extension=extension)], tmp_path) as running:
+        running.engine.unending = 60
         stream = Stream(running, 60)
         assert json.loads(stream.one())["choices"][0]["text"] == "0 "
         running.step()
+        running.engine.unending = math.inf
         events = stream.rest()
         assert events[-1] == b"[DONE]" and stream.start == 0
         pieces = [json.loads(event) for event in events[:-1]]
@@ -68,7 +73,7 @@ def test_a41_a_stream_across_a_commit_stays_whole(kind: str, extension: bool, tm
 
 def test_a41_a_client_that_goes_takes_its_generation_with_it(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
-        stream = Stream(running, 5000)
+        stream = Stream(running, 100_000)
         stream.one()
         assert len(running.engine.resident) == 1
         stream.close()
@@ -77,9 +82,6 @@ def test_a41_a_client_that_goes_takes_its_generation_with_it(tmp_path: Path) -> 
         eventually(lambda: running.sidecar.active == 0)
         # Also while nothing has come back yet.
         running.engine.token_seconds = 1
-        waiting = Stream.__new__(Stream)
-        import http.client
-
         connection = http.client.HTTPConnection(running.url.removeprefix("http://"))
         connection.request(
             "POST",
@@ -90,7 +92,6 @@ def test_a41_a_client_that_goes_takes_its_generation_with_it(tmp_path: Path) -> 
         eventually(lambda: running.engine.resident)
         connection.close()
         eventually(lambda: not running.engine.resident)
-        del waiting
 
 
 @pytest.mark.parametrize(("kind", "extension"), KINDS)
@@ -160,10 +161,12 @@ def test_a37_a_refused_pause_changes_nothing(kind: str, path: str, tmp_path: Pat
 @pytest.mark.parametrize(("kind", "extension"), KINDS)
 def test_a38_no_call_aborts_by_default(kind: str, extension: bool, tmp_path: Path) -> None:
     with station([ContractEngine(kind, extension=extension)], tmp_path) as running:
+        running.engine.unending = 80
         streams = [Stream(running, 80) for _ in range(3)]
         running.step()
         running.sidecar.engine.relabel(running.image, running.applied(version=2))  # type: ignore[arg-type]
         assert running.engine.label == "voyage/weight_v000002"
+        running.engine.unending = math.inf
         for stream in streams:
             last = json.loads(stream.rest()[-2])
             assert last["choices"][0]["finish_reason"] == "stop" and last["weight_version_end"] == 2
@@ -186,18 +189,19 @@ def test_a43_a_version_that_is_gone_is_refused_with_the_reason(tmp_path: Path) -
 
 def test_pinned_requests_end_before_the_version_changes(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
+        gate = running.sidecar._door.gate  # type: ignore[union-attr]
+        running.engine.unending = 60
         pinned, free = Stream(running, 60, weight_version={"exact_version": 0}), Stream(running, 200)
         thread, result = in_background(running.step)
-        eventually(
-            lambda: (
-                json.loads(running.get("/server_info")[1])["metrics"] is not None and running.sidecar._door.gate.closed
-            )
-        )  # type: ignore[union-attr]
+        eventually(lambda: gate.closed)
         waiting, answered = in_background(lambda: running.complete(weight_version={"min_version": 1}))
+        eventually(lambda: gate.queued == 1)
+        running.engine.unending = 200
         assert json.loads(pinned.rest()[-2])["weight_version_end"] == 0
-        thread.join(20)
-        waiting.join(20)
+        thread.join(PATIENCE)
+        waiting.join(PATIENCE)
         assert result == [None]
+        running.engine.unending = math.inf
         assert answered[0][0] == 200 and answered[0][1]["weight_version_start"] == 1, (
             "it queued instead of being refused"
         )
@@ -206,7 +210,7 @@ def test_pinned_requests_end_before_the_version_changes(tmp_path: Path) -> None:
 
 def test_at_the_limit_a_commit_is_given_up_and_the_third_time_pinned_requests_go(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path, drain=0.1) as running:
-        thread, result = in_background(lambda: running.complete(5000, weight_version={"exact_version": 0}))
+        thread, result = in_background(lambda: running.complete(100_000, weight_version={"exact_version": 0}))
         eventually(lambda: running.engine.resident)
         with pytest.raises(CommitDeferred):
             running.step()
@@ -214,7 +218,7 @@ def test_at_the_limit_a_commit_is_given_up_and_the_third_time_pinned_requests_go
         with pytest.raises(CommitDeferred):
             running.commit(*running.retry)
         running.commit(*running.retry)
-        thread.join(20)
+        thread.join(PATIENCE)
         status, body, _ = result[0]
         assert (status, body["error"]["type"], body["error"]["retryable"]) == (503, "EngineUnavailable", True)
         metrics = running.get("/metrics")[1].decode()
@@ -234,8 +238,8 @@ def test_another_run_or_epoch_always_drains(tmp_path: Path) -> None:
 
 
 def test_the_queue_has_limits(tmp_path: Path) -> None:
-    with station([ContractEngine("vllm")], tmp_path, queued=2, wait=0.3, drain=5) as running:
-        pinned = Stream(running, 5000, weight_version={"exact_version": 0})
+    with station([ContractEngine("vllm")], tmp_path, queued=2, drain=PATIENCE) as running:
+        pinned = Stream(running, 100_000, weight_version={"exact_version": 0})
         commit, _ = in_background(running.step)
         gate = running.sidecar._door.gate  # type: ignore[union-attr]
         eventually(lambda: gate.closed)
@@ -243,11 +247,22 @@ def test_the_queue_has_limits(tmp_path: Path) -> None:
         eventually(lambda: gate.queued == 2)
         status, body, headers = running.complete()
         assert status == 503 and body["error"]["retryable"] and headers["retry-after"]
-        for thread, result in waiting:
-            thread.join(10)
-            assert result[0][0] == 503 and "0.3 s" in result[0][1]["error"]["message"]
         pinned.close()
-        commit.join(20)
+        commit.join(PATIENCE)
+        for thread, result in waiting:
+            thread.join(PATIENCE)
+            assert result[0][0] == 200 and result[0][1]["weight_version_start"] == 1
+
+
+def test_nobody_waits_in_the_queue_for_ever(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path, wait=0.3, drain=PATIENCE) as running:
+        pinned = Stream(running, 100_000, weight_version={"exact_version": 0})
+        commit, _ = in_background(running.step)
+        eventually(lambda: running.sidecar._door.gate.closed)  # type: ignore[union-attr]
+        status, body, _ = running.complete()
+        assert status == 503 and "0.3 s" in body["error"]["message"]
+        pinned.close()
+        commit.join(PATIENCE)
         assert running.complete()[1]["weight_version_start"] == 1
 
 
@@ -269,7 +284,7 @@ def test_nothing_is_lost_or_misstamped_across_five_commits(kind: str, extension:
             eventually(lambda seen=seen: len(found) > seen + 10)
         until.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         for status, answer, _ in found:
             assert status == 200
             made = numbers(answer)
@@ -316,6 +331,5 @@ def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
         stream.one()
         closing, _ = in_background(running.sidecar.close)
         assert json.loads(stream.rest()[-2])["choices"][0]["finish_reason"] == "stop"
-        closing.join(20)
+        closing.join(PATIENCE)
         assert not closing.is_alive()
-        time.sleep(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,8 @@ from mailboat.signing import write_key
 from mailboat.trainer import Publisher
 from tests import peers
 from tests.together.test_backup import open_home
-from tests.together.test_managed import CHECKOUT, at, database, eventually, manage, row, token
+from tests.together.test_managed import CHECKOUT, at, database, manage, row, token
+from tests.waiting import PATIENCE, eventually, free_port
 
 __all__ = ["database", "open_home"]  # fixtures
 
@@ -60,15 +60,14 @@ def version_held(folder: Path) -> int:
 def test_a58_an_island_follows_the_blob_store_while_the_control_plane_is_down(
     open_home: Path, tmp_path: Path, island_log: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     extra = {"MAILBOAT_HEARTBEAT_SECONDS": "1"}
     environment = {**os.environ, **extra, "MAILBOAT_HOME": str(open_home)}
     public = write_key(tmp_path / "trainer.pem")
     arrays = {"a": np.arange(20_000, dtype=np.uint16).reshape(200, 100)}
     store = open_home / "blobs"
     with Stack(open_home, port, extra) as stack:
-        stack.wait_ready(120)
+        stack.wait_ready(PATIENCE)
         manage("create_project", "harbour", environment=environment)
         publisher, operator = (Api(stack.url, "harbour", token(r, environment)) for r in ("publisher", "operator"))
         publisher.create_run("voyage")
@@ -77,7 +76,7 @@ def test_a58_an_island_follows_the_blob_store_while_the_control_plane_is_down(
             stack.url, "harbour", "voyage", publisher.token or "", state_dir=tmp_path / "copy",
             signing_key=tmp_path / "trainer.pem",
         ) as trainer:  # fmt: skip
-            trainer.publish(arrays, step=0).wait_ready(60)
+            trainer.publish(arrays, step=0).wait_ready(PATIENCE)
             one_time = str(operator.create_enrolment_token("voyage", "skerry")["token"])
             process = started(stack.url, one_time, public, tmp_path, store.as_uri(), island_log)
             try:
@@ -85,22 +84,22 @@ def test_a58_an_island_follows_the_blob_store_while_the_control_plane_is_down(
                 process.send_signal(signal.SIGSTOP)
                 for step in (1, 2):
                     arrays["a"][step] ^= 1
-                    trainer.publish(arrays, step=step).wait_ready(60)
+                    trainer.publish(arrays, step=step).wait_ready(PATIENCE)
                 stack.stop()
                 _follows_the_store_alone(process, store, tmp_path, island_log)
                 with Stack(open_home, port, extra) as again:
-                    again.wait_ready(120)
+                    again.wait_ready(PATIENCE)
                     eventually(lambda: at(operator, "skerry") == 2)
                     found = row(operator, "skerry")
                     assert found["trusted_keys"] == [public]
                     eventually(lambda: row(operator, "skerry")["alarm"] is None)
                     arrays["a"][3] ^= 1
-                    trainer.publish(arrays, step=3).wait_ready(60)
+                    trainer.publish(arrays, step=3).wait_ready(PATIENCE)
                     eventually(lambda: at(operator, "skerry") == 3)
             finally:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-                process.wait(20)
+                process.wait(PATIENCE)
 
 
 def _follows_the_store_alone(process: subprocess.Popen[bytes], store: Path, folder: Path, log: Path) -> None:

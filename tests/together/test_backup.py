@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from controlplane.embedded.stack import Stack
 from mailboat.client import Api
 from mailboat.signing import write_key
 from mailboat.trainer import Publisher
-from tests.together.test_managed import CHECKOUT, at, database, eventually, island, manage, row, token
+from tests.together.test_managed import CHECKOUT, at, database, island, manage, row, token
+from tests.waiting import PATIENCE, eventually, free_port
 
 __all__ = ["database"]  # a fixture
 
@@ -59,14 +59,13 @@ def frozen(folder: Path) -> Iterator[None]:
 
 
 def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     extra = {"MAILBOAT_HEARTBEAT_SECONDS": "1"}
     environment = {**os.environ, **extra, "MAILBOAT_HOME": str(open_home)}
     arrays = {"a": np.arange(20_000, dtype=np.uint16).reshape(200, 100)}
     out = tmp_path / "backup"
     with Stack(open_home, port, extra) as stack:
-        stack.wait_ready(120)
+        stack.wait_ready(PATIENCE)
         manage("create_project", "harbour", environment=environment)
         publisher, operator_token = token("publisher", environment), token("operator", environment)
         operator = Api(stack.url, "harbour", operator_token)
@@ -77,14 +76,14 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
         with Publisher(
             stack.url, "harbour", "voyage", publisher, state_dir=tmp_path / "copy", signing_key=key
         ) as trainer:
-            trainer.publish(arrays, step=0).wait_ready(60)
+            trainer.publish(arrays, step=0).wait_ready(PATIENCE)
             following = island(stack.url, operator, tmp_path, environment, "--publisher-key", public)
             name = following.__enter__()
             try:
                 eventually(lambda: at(operator, name) == 0)
                 arrays["a"][1] ^= 1
                 with frozen(tmp_path):
-                    trainer.publish(arrays, step=1).wait_ready(60)
+                    trainer.publish(arrays, step=1).wait_ready(PATIENCE)
                     assert "Backed up" in manage("backup", str(out), environment=environment)
                 eventually(lambda: at(operator, name) == 1)
                 refused = subprocess.run(
@@ -96,24 +95,24 @@ def test_a57_islands_go_on_after_yesterdays_backup_is_restored(open_home: Path, 
                 said = manage("restore", str(out), "--replace", environment=environment)
                 assert "heads have generation" in said
                 with Stack(open_home, port, extra) as again:
-                    again.wait_ready(120)
+                    again.wait_ready(PATIENCE)
                     # It holds version 1, as it reported after the backup: it is asked for that report again.
                     eventually(lambda: at(operator, name) == 1)
                     served = operator.request("GET", "fleet/resolve", query={"run": "voyage", "min_version": 1}).data
                     assert [found["name"] for found in json.loads(served)["islands"]] == [name]
                     arrays["a"][2] ^= 1
-                    trainer.publish(arrays, step=2).wait_ready(60)
+                    trainer.publish(arrays, step=2).wait_ready(PATIENCE)
                     eventually(lambda: at(operator, name) == 2)
                 manage("restore", str(out), "--replace", environment=environment)
                 with Stack(open_home, port, extra) as again:
-                    again.wait_ready(120)
+                    again.wait_ready(PATIENCE)
                     # It holds version 2, which the record has never heard of, and goes to what the new head names.
                     marker = tmp_path / "store" / "marker.json"
                     eventually(lambda: json.loads(marker.read_text())["version"] == 1)
                     eventually(lambda: (found := row(operator, name)) and found["sync"]["state"] == "current")
                     assert row(operator, name)["trusted_keys"] == [public]
                     arrays["a"][7] ^= 1
-                    trainer.publish(arrays, step=3).wait_ready(60)
+                    trainer.publish(arrays, step=3).wait_ready(PATIENCE)
                     eventually(lambda: at(operator, name) == 2)
             finally:
                 following.__exit__(None, None, None)

@@ -12,7 +12,8 @@ from mailboat.checkpoint.source import ArraySource
 from mailboat.digest import measure
 from mailboat.trainer import Publisher
 from tests.island.fleet import held_state, island
-from tests.together.test_real_server import Harbour, eventually, harbour
+from tests.together.test_real_server import Harbour, harbour
+from tests.waiting import eventually
 
 __all__ = ["harbour"]  # a fixture
 
@@ -65,7 +66,7 @@ def test_a16_an_island_that_was_away_waits_for_one_patch(harbour: Harbour, run: 
         publish(trainer, arrays, 11)
     Island.objects.update(link_bytes_per_second=500)  # as it was measured before it left
     with island(harbour.server, store, token=None, once=True) as again:
-        again.join(60)
+        again.join()
     assert held_state(store) == state_of(arrays)
     assert last_route("skerry") == ["patch 0-11"]
     (job,) = Job.objects.filter(kind="merge")
@@ -87,7 +88,7 @@ def test_a16_with_aligned_spans_alone_any_lag_is_few_patches(harbour: Harbour, r
 
     Island.objects.update(link_bytes_per_second=100_000)
     with island(harbour.server, store, token=None, once=True) as again:
-        again.join(60)
+        again.join()
     assert held_state(store) == state_of(arrays)
     assert last_route("holm") == ["patch 1-2", "patch 2-4", "patch 4-8", "patch 8-12"]
 
@@ -151,7 +152,7 @@ def test_a48_an_island_whose_base_was_collected_comes_back_by_an_anchor(
         assert job.state == "succeeded", job.error
         assert not Version.objects.filter(number__lt=3, state="ready").exists()
         with island(harbour.server, store, token=None, once=True) as again:
-            again.join(60)
+            again.join()
         assert held_state(store) == state_of(arrays)
         assert last_route("skerry")[0] == "anchor 3"
 
@@ -173,6 +174,6 @@ def test_a_rollback_is_walked_back_by_one_patch(harbour: Harbour, run: Any, tmp_
     job = eventually(lambda: Job.objects.filter(kind="merge", state="succeeded").first())
     assert job.params["from"] == 5 and job.params["to"] == 2
     with island(harbour.server, store, token=None, once=True) as again:
-        again.join(60)
+        again.join()
     assert held_state(store) == before
     assert last_route("skerry") == ["patch 5-2"]

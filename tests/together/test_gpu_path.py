@@ -23,11 +23,9 @@ from mailboat.digest import measure
 from mailboat.patch import build_patch
 from tests.island.fleet import held_state, island
 from tests.together.test_real_server import Harbour, harbour  # noqa: F401  a fixture
-from tests.waiting import patient
+from tests.waiting import eventually
 from workers import supervised
 from workers.lease import Cancelled, Lease
-
-eventually = patient(60.0)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ from mailboat.digest import measure
 from mailboat.errors import CheckpointError, MailboatError
 from mailboat.trainer import Publisher
 from tests.together.test_backup import _own_environment, open_home
-from tests.together.test_managed import at, eventually, island, manage, token
+from tests.together.test_managed import at, island, manage, token
+from tests.waiting import PATIENCE, eventually, free_port
 from tests.workers.checkpoints import Arrays, first, following, source, write
 
 __all__ = ["_own_environment", "open_home"]  # fixtures
@@ -83,7 +83,7 @@ class Scene:
             facts = {"number": newest + 1, "parent": newest, "epoch": 0}
             persistently(lambda: self.committer.commit_checkpoint("voyage", str(checkpoint), **facts))
         else:
-            persistently(lambda: self.trainer.publish_checkpoint(checkpoint).wait_ready(60))
+            persistently(lambda: self.trainer.publish_checkpoint(checkpoint).wait_ready(PATIENCE))
 
     def pid(self, victim: str) -> int:
         """The process that is to die."""
@@ -149,7 +149,7 @@ def reader(current: Path) -> Iterator[set[str]]:
         yield seen
     finally:
         done.set()
-        thread.join(20)
+        thread.join(PATIENCE)
 
 
 def shown(current: Path) -> str:
@@ -165,8 +165,7 @@ def shown(current: Path) -> str:
 def test_a49_a50_whoever_is_killed_the_island_converges_and_shows_published_states_alone(
     open_home: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "checkpoints").mkdir()
     extra = {
         "MAILBOAT_HEARTBEAT_SECONDS": "1", "MAILBOAT_LEASE_SECONDS": "2",
@@ -174,7 +173,7 @@ def test_a49_a50_whoever_is_killed_the_island_converges_and_shows_published_stat
     }  # fmt: skip
     environment = {**os.environ, **extra, "MAILBOAT_HOME": str(open_home)}
     with Stack(open_home, port, extra) as stack:
-        stack.wait_ready(120)
+        stack.wait_ready(PATIENCE)
         manage("create_project", "harbour", environment=environment)
         operator = Api(stack.url, "harbour", token("operator", environment))
         publisher = token("publisher", environment)
@@ -210,7 +209,7 @@ def kill_and_converge(scene: Scene, moment: Moment, name: str, current: Path) ->
         asking = threading.Thread(target=scene.ask, args=(moment.asks,), daemon=True)
         asking.start()
         hit = scene.killed_at(moment)
-        asking.join(90)
+        asking.join(PATIENCE)
         assert not asking.is_alive(), moment.name
         eventually(arrived)
         eventually(lambda: shown(current) == scene.published[max(scene.published)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import uuid
@@ -24,9 +23,7 @@ from controlplane.embedded.stack import Stack
 from mailboat.client import Api
 from mailboat.trainer import Publisher
 from tests import peers
-from tests.waiting import patient
-
-eventually = patient(90.0)
+from tests.waiting import PATIENCE, eventually, free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -89,25 +86,24 @@ def blob_url(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     ids=["rabbitmq", "redis", "s3"],
 )
 def test_the_main_path_on_managed_servers(database: str, broker: str, blob_url: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     extra = {"DATABASE_URL": database, "MAILBOAT_HEARTBEAT_SECONDS": "1"}
     extra |= {"MAILBOAT_BROKER_URL": broker} if broker else {}
     extra |= {"MAILBOAT_BLOB_URL": blob_url} if blob_url else {}
     environment = {**os.environ, **extra, "MAILBOAT_HOME": str(tmp_path / "home")}
     with Stack(tmp_path / "home", port, extra) as stack:
-        stack.wait_ready(120)
+        stack.wait_ready(PATIENCE)
         manage("create_project", "harbour", environment=environment)
         tokens = {role: token(role, environment) for role in ("publisher", "operator")}
         operator = Api(stack.url, "harbour", tokens["operator"])
         rng = np.random.default_rng(1)
         arrays = {"a": rng.integers(0, 1 << 16, (9000, 64), np.uint16), "b": np.arange(77, dtype=np.int16)}
         with Publisher(stack.url, "harbour", "voyage", tokens["publisher"], state_dir=tmp_path / "copy") as trainer:
-            trainer.publish(arrays, step=0).wait_ready(60)
+            trainer.publish(arrays, step=0).wait_ready(PATIENCE)
             with island(stack.url, operator, tmp_path, environment) as name:
                 eventually(lambda: at(operator, name) == 0)
                 arrays["a"][::7, 3] ^= 1
-                trainer.publish(arrays, step=1).wait_ready(60)
+                trainer.publish(arrays, step=1).wait_ready(PATIENCE)
                 eventually(lambda: at(operator, name) == 1)
                 replayed = finished(operator, "replay", run="voyage", version=1)
                 assert replayed["state"] == "succeeded", replayed
@@ -135,7 +131,7 @@ def island(url: str, operator: Api, folder: Path, environment: dict[str, str], *
         yield "skerry"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def manage(*arguments: str, environment: dict[str, str]) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from mailboat.errors import ApiError, Unauthorised
 from tests.island.fleet import held_state, island
-from tests.together.test_real_server import Harbour, eventually, harbour, weights  # noqa: F401  a fixture
+from tests.together.test_real_server import Harbour, harbour, weights  # noqa: F401  a fixture
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,7 +8,8 @@ import pytest
 
 from mailboat.trainer import RankedPublisher
 from tests.island.fleet import image_state, island
-from tests.together.test_real_server import Harbour, eventually, harbour, weights
+from tests.together.test_real_server import Harbour, harbour, weights
+from tests.waiting import eventually
 
 __all__ = ["harbour"]  # a fixture
 

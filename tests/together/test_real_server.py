@@ -21,9 +21,7 @@ from mailboat.errors import Conflict, InventoryMismatch, NotFound, Unauthorised
 from mailboat.manifest import Manifest
 from mailboat.trainer import Publisher
 from tests.island.fleet import held_state, island
-from tests.waiting import patient
-
-eventually = patient(30.0)
+from tests.waiting import PATIENCE, eventually
 
 JSON = {"Content-Type": "application/json"}
 RUNNING: list[threading.Thread] = []
@@ -90,7 +88,7 @@ def harbour(settings: Any, server: str) -> Iterator[Harbour]:
     settings.MAILBOAT_HEARTBEAT_SECONDS = 0.3
     yield Harbour(server)
     for thread in RUNNING:
-        thread.join(20)
+        thread.join(PATIENCE)
     RUNNING.clear()
 
 
@@ -203,7 +201,7 @@ def test_a14_a_restarted_trainer_touches_nothing_that_was_published(harbour: Har
     with harbour.publisher(tmp_path / "first") as trainer:
         for number in range(3):
             old.append(trainer.publish(weights(number), step=number))
-            old[-1].wait_ready(30)
+            old[-1].wait_ready(PATIENCE)
     envelopes = {one.number: harbour.operator.manifest("voyage", one.number) for one in old}
     patches = [Manifest.from_bytes(envelope.payload).patch for envelope in envelopes.values()]
     parts = [part for patch in patches if patch is not None for part in patch.parts]
@@ -213,7 +211,7 @@ def test_a14_a_restarted_trainer_touches_nothing_that_was_published(harbour: Har
         with harbour.publisher(tmp_path / "second") as restarted:
             assert restarted.resume(version=1) == 1
             newest = restarted.publish(weights(9), step=2)
-            newest.wait_ready(30)
+            newest.wait_ready(PATIENCE)
             assert newest.number == 3
         assert hashlib.sha256(begun + reader.read()).hexdigest() == parts[1].sha256
     assert {number: harbour.operator.manifest("voyage", number) for number in envelopes} == envelopes

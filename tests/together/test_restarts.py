@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -19,19 +18,19 @@ from mailboat.client import Api
 from mailboat.errors import MailboatError
 from mailboat.trainer import Publisher
 from tests.together.test_backup import _own_environment, open_home
-from tests.together.test_managed import at, eventually, island, manage, token
+from tests.together.test_managed import at, island, manage, token
+from tests.waiting import PATIENCE, eventually, free_port
 
 __all__ = ["_own_environment", "open_home"]  # fixtures
 
 
 def test_a50_nothing_is_lost_when_broker_database_and_web_restart(open_home: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     extra = {"MAILBOAT_HEARTBEAT_SECONDS": "1"}
     environment = {**os.environ, **extra, "MAILBOAT_HOME": str(open_home)}
     arrays = {"a": np.arange(20_000, dtype=np.uint16).reshape(200, 100)}
     with Stack(open_home, port, extra) as stack:
-        stack.wait_ready(120)
+        stack.wait_ready(PATIENCE)
         manage("create_project", "harbour", environment=environment)
         publisher, operator_token = token("publisher", environment), token("operator", environment)
         operator = Api(stack.url, "harbour", operator_token)
@@ -45,19 +44,19 @@ def test_a50_nothing_is_lost_when_broker_database_and_web_restart(open_home: Pat
             for blow in (lambda: kill_web(stack), lambda: kill_database(open_home), lambda: lose_messages(open_home)):
                 published.clear()
                 blow()
-                assert published.wait(120), "publishing did not go on"
-            training.join(120)
+                assert published.wait(PATIENCE), "publishing did not go on"
+            training.join(PATIENCE)
             assert not training.is_alive()
             newest = operator.newest_version("voyage")
             assert newest is not None and newest.number >= VERSIONS
-            eventually(lambda: at(operator, name) == newest.number, 120)
+            eventually(lambda: at(operator, name) == newest.number)
 
 
 VERSIONS = 8
 
 
 def island_of(stack, trainer, operator, arrays, folder, environment):  # type: ignore[no-untyped-def]
-    trainer.publish(arrays, step=0).wait_ready(60)
+    trainer.publish(arrays, step=0).wait_ready(PATIENCE)
     return island(stack.url, operator, folder, environment)
 
 
@@ -67,7 +66,7 @@ def train(trainer: Publisher, arrays: dict[str, np.ndarray], published: threadin
         arrays["a"][step] ^= 1
         while True:
             try:
-                trainer.publish(arrays, step=step).wait_ready(60)
+                trainer.publish(arrays, step=step).wait_ready(PATIENCE)
             except MailboatError:
                 time.sleep(0.2)  # what restarts needs a moment
                 continue

@@ -15,7 +15,8 @@ from mailboat.island.sidecar.assembly import EngineOptions
 from tests.engines.contract_engine import ContractEngine
 from tests.island.fleet import RunningIsland, island
 from tests.sidecar.harness import Versions
-from tests.together.test_real_server import Harbour, eventually, harbour
+from tests.together.test_real_server import Harbour, harbour
+from tests.waiting import PATIENCE, eventually
 
 __all__ = ["harbour"]  # a fixture
 
@@ -40,7 +41,7 @@ class Clients:
         while not self._ended.is_set():
             body = {"prompt": "hello", "max_tokens": 12}
             try:
-                answer = pool.request("POST", f"{self._url}/v1/completions", json=body, timeout=60)
+                answer = pool.request("POST", f"{self._url}/v1/completions", json=body, timeout=PATIENCE)
                 self.answers.append((answer.status, json.loads(answer.data)))
             except urllib3.exceptions.HTTPError as error:
                 self.answers.append((0, str(error)))
@@ -53,7 +54,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(PATIENCE)
 
 
 def publish(trainer: Any, versions: Versions, folder: Path) -> None:

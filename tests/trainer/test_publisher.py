@@ -23,6 +23,7 @@ from mailboat.patch import PatchFile
 from mailboat.trainer import Publisher, PublishFailed, copy
 from tests.island.contract_server import PROJECT, RUN, ContractServer, Fault
 from tests.island.fleet import Trainer, held_state, island
+from tests.waiting import PATIENCE
 
 COMMIT = f"POST runs/{RUN}/versions"
 
@@ -170,7 +171,7 @@ def test_no_wait_returns_and_the_next_publish_waits(server: ContractServer) -> N
         parent = server.versions[2].manifest.parent
         assert parent is not None and parent.number == 1
         assert two.changed == 7
-        one.wait_ready()
+        one.wait_ready(PATIENCE)
 
 
 def test_a02_unchanged_state_is_an_explicit_empty_version(server: ContractServer) -> None:

@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import patient
-
-eventually = patient(30.0)
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

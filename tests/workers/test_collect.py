@@ -17,7 +17,8 @@ from controlplane.jobs import triggers
 from controlplane.jobs.models import Job
 from controlplane.registry import blobs
 from controlplane.registry.models import Blob, Run, Tombstone, Version
-from tests.workers.conftest import StartWorker, eventually
+from tests.waiting import eventually
+from tests.workers.conftest import StartWorker
 from tests.workers.test_merge import carry_out, line
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mailboat.digest import measure
+from tests.waiting import eventually
 from tests.workers.checkpoints import commit, first, following, publish, source, write
-from tests.workers.conftest import StartWorker, eventually
+from tests.workers.conftest import StartWorker
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import signal
 from datetime import timedelta
 from typing import Any
 
-from tests.workers.conftest import StartWorker, eventually
+from tests.waiting import PATIENCE, eventually
+from tests.workers.conftest import StartWorker
 
 
 def test_a_worker_is_seen_from_its_start_to_its_end(start_worker: StartWorker) -> None:
@@ -19,7 +20,7 @@ def test_a_worker_is_seen_from_its_start_to_its_end(start_worker: StartWorker) -
     assert row.worker.queues == ["check"] and row.worker.name == "check@test"
     assert row.worker.device.startswith("cpu: ") and {"python", "mailboat", "numpy"} <= row.worker.versions.keys()
     process.send_signal(signal.SIGTERM)
-    process.wait(20)
+    process.wait(PATIENCE)
     assert selectors.workers() == []
     assert [item.state for item in selectors.workers(gone=True)] == ["stopped"]
 

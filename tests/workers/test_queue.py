@@ -10,7 +10,8 @@ from typing import Any
 
 from django.db import connection
 
-from tests.workers.conftest import StartWorker, eventually
+from tests.waiting import eventually
+from tests.workers.conftest import StartWorker
 
 
 def enqueue(run: Any, key: str = "one") -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mailboat.errors import StoreError
-from tests.workers.conftest import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("unsent")
 
@@ -95,13 +95,13 @@ def test_a_message_that_comes_again_finds_the_job_taken(run: Any, work_is: Any) 
     def work(_w: Any) -> dict[str, Any]:
         times.append(1)
         entered.set()
-        assert leave.wait(20)
+        assert leave.wait(PATIENCE)
         return {}
 
     work_is(work)
     job = queue(run)
     thread = in_a_thread(job)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     go(job)  # the same message
     assert job.state == "running"
     leave.set()
@@ -119,14 +119,14 @@ def test_a_long_job_keeps_its_lease(run: Any, work_is: Any, settings: Any) -> No
 
     def work(w: Any) -> dict[str, Any]:
         entered.set()
-        assert leave.wait(20)
+        assert leave.wait(PATIENCE)
         w.check()
         return {}
 
     work_is(work)
     job = queue(run)
     thread = in_a_thread(job)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     until = time.monotonic() + 2.5
     while time.monotonic() < until:
         services.requeue_expired()
@@ -153,9 +153,9 @@ def test_a_cancel_is_honoured(run: Any, work_is: Any) -> None:
     work_is(work)
     job = queue(run)
     thread = in_a_thread(job)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     services.cancel(job, "somebody")
-    thread.join(20)
+    thread.join(PATIENCE)
     job.refresh_from_db()
     assert job.state == "cancelled"
 
@@ -178,9 +178,9 @@ def test_a_lost_lease_stops_the_work_and_nothing_is_recorded(run: Any, work_is: 
     work_is(work)
     job = queue(run)
     thread = in_a_thread(job)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     Job.objects.filter(pk=job.pk).update(owner="another")
-    thread.join(20)
+    thread.join(PATIENCE)
     assert stopped.is_set()
     job.refresh_from_db()
     assert (job.state, job.owner) == ("running", "another")
@@ -201,13 +201,13 @@ def test_a_worker_that_is_told_to_end_hands_the_job_back(run: Any, work_is: Any)
     work_is(work)
     job = queue(run)
     thread = in_a_thread(job)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     lease.stopping.set()
     try:
-        thread.join(20)
+        thread.join(PATIENCE)
     finally:
         lease.stopping.clear()
-    eventually(lambda: services.requeue_expired() or Job_state(job) == "queued", 5)
+    eventually(lambda: services.requeue_expired() or Job_state(job) == "queued")
     job.refresh_from_db()
     assert (job.state, job.attempt) == ("queued", 2)
 

@@ -20,6 +20,7 @@ from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Epoch, Project, Run
 from tests.controlplane.conftest import Api
 from tests.controlplane.making import series
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db
 
@@ -128,7 +129,7 @@ class TestTwoAtOnce:
             return Answer(201, {"n": len(done)})
 
         with ThreadPoolExecutor(4) as pool:
-            answers = [task.result(20) for task in [pool.submit(self._once, project, work) for _ in range(4)]]
+            answers = [task.result(PATIENCE) for task in [pool.submit(self._once, project, work) for _ in range(4)]]
         assert done == [1]
         assert [answer.body for answer in answers if isinstance(answer, Answer)] == [{"n": 1}] * 4
         assert sorted(answer.again for answer in answers if isinstance(answer, Answer)) == [False, True, True, True]
@@ -138,7 +139,10 @@ class TestTwoAtOnce:
         with ThreadPoolExecutor(1) as pool:
 
             def slow() -> Answer:
-                assert pool.submit(self._once, project, lambda: Answer(201, 2)).result(20) == "idempotency_in_progress"
+                assert (
+                    pool.submit(self._once, project, lambda: Answer(201, 2)).result(PATIENCE)
+                    == "idempotency_in_progress"
+                )
                 return Answer(201, 1)
 
             assert services.once(project, "token:1", "k", "a" * 64, slow).body == 1

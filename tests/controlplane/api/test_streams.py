@@ -23,6 +23,7 @@ from controlplane.registry.errors import StorageFull
 from controlplane.registry.models import Blob, Channel, Project, Run, Upload
 from tests.controlplane.conftest import enrol
 from tests.controlplane.making import commit, make_ready, ready
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MIB = 1 << 20
@@ -325,7 +326,7 @@ def test_a_move_wakes_every_waiter_and_waiters_hold_no_connection(
     moved = time.monotonic()
     make_ready(version)
     for waiter in waiters:
-        assert waiter.result(20)[0] == 200
+        assert waiter.result(PATIENCE)[0] == 200
     assert time.monotonic() - moved < 10
 
 
@@ -355,11 +356,11 @@ def test_a50_listening_comes_back_after_the_database_dropped_it(
             " WHERE application_name = 'mailboat heads' AND datname = current_database()"
         )
     make_ready(version)
-    assert waiter.result(20)[0] == 200
+    assert waiter.result(PATIENCE)[0] == 200
     again = pool.submit(publisher, "GET", HEAD + "?after=1&wait=30")
     wait_for(lambda: listening() == 1)
     ready(run, 1, version)
-    assert again.result(20)[0] == 200
+    assert again.result(PATIENCE)[0] == 200
 
 
 def test_a51_a_credential_revoked_while_it_waits_is_401(
@@ -372,7 +373,7 @@ def test_a51_a_credential_revoked_while_it_waits_is_401(
     assert island.token is not None
     accounts.revoke_token(island.token, actor="owner")
     make_ready(version)
-    assert waiter.result(20)[0] == 401
+    assert waiter.result(PATIENCE)[0] == 401
 
 
 def others() -> int:

@@ -14,6 +14,7 @@ from controlplane.jobs import services
 from controlplane.jobs.models import Job
 from controlplane.jobs.services import LostLease, TooLate
 from controlplane.registry.models import Run
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db
 
@@ -73,7 +74,7 @@ def test_of_many_claims_one_wins(job: Job) -> None:
 
     def work(name: str) -> None:
         try:
-            barrier.wait(10)
+            barrier.wait(PATIENCE)
             if services.claim(job.pk, name):
                 winners.append(name)
         finally:
@@ -83,7 +84,7 @@ def test_of_many_claims_one_wins(job: Job) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert len(winners) == 1
 
 

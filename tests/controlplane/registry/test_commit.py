@@ -13,6 +13,7 @@ from controlplane.registry import blobs, routes, services
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Anchor, Blob, Patch, Run, Version
 from tests.controlplane.making import Built, build, commit, inventory_of, make_ready, ready, series, upload
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db
 
@@ -95,7 +96,7 @@ def test_a19_two_publishers_race_and_one_wins(run: Run) -> None:
 
     def publish(built: Built) -> None:
         try:
-            barrier.wait(10)
+            barrier.wait(PATIENCE)
             outcomes.append(send(run, built)[0].state_digest)
         except Refusal as error:
             outcomes.append(error.code)
@@ -106,7 +107,7 @@ def test_a19_two_publishers_race_and_one_wins(run: Run) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert outcomes.count("version_conflict") == 1
     winner = Version.objects.get(run=run, number=1)
     assert winner.state_digest in outcomes
