@@ -42,6 +42,17 @@ SHAPES = {
 }
 
 
+# The routes that generate, and those of them whose requests carry the key of the prefix cache to where it counts.
+GENERATING = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/v1/messages", "/inference/v1/generate",
+    "/v1/embeddings", "/v2/embed", "/score", "/v1/audio/transcriptions", "/tokenize",
+)  # fmt: skip
+CARRYING = {
+    "vllm": ("cache_salt", {*GENERATING} - {"/generate", "/v2/embed", "/v1/audio/transcriptions", "/tokenize"}),
+    "sglang": ("extra_key", {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate"}),
+}
+
+
 class Layer(torch.nn.Module):
     """A linear layer with the attributes that vLLM's have."""
 
@@ -148,6 +159,7 @@ class ContractEngine:
         token_seconds: float = 0.004,
     ) -> None:
         self.kind = kind
+        self.key, self.carrying = CARRYING[kind]
         self.extension = extension
         self.workers = [Worker(rank, ranks) for rank in range(ranks)]
         self.token_seconds = token_seconds
@@ -161,6 +173,7 @@ class ContractEngine:
         self.resident: set[int] = set()
         self.seen: list[dict[str, Any]] = []
         self.cache: dict[tuple[str, str], int] = {}
+        self.outside: str | None = "held by a connector"
         self.paused = False
         self.asleep = 0  # the level
         self.broken = False  # touched while asleep
@@ -220,14 +233,15 @@ class ContractEngine:
             self.resident.discard(number)
 
     async def _completion(self, request: Request) -> Response:
-        body = json.loads(await request.body())
+        raw = await request.body()
+        body = json.loads(raw) if raw.startswith(b"{") else {"prompt": raw.decode()}
         self.seen.append(body)
         if self.faults.get(request.url.path) == "500":
             return Response("broken", 500)
         own = body.get("cache_salt")
         if self.kind == "vllm" and own is not None and not _salt_fits(own):
             return JSONResponse({"error": {"type": "BadRequestError", "message": f"cache_salt: {own!r}"}}, 400)
-        salt = str(body.get("cache_salt" if self.kind == "vllm" else "extra_key") or "")
+        salt = str(body.get(self.key) or "") if request.url.path in self.carrying else ""
         prompt = str(body.get("prompt") or body.get("text") or body.get("messages"))
         count = int(body.get("max_tokens") or (body.get("sampling_params") or {}).get("max_new_tokens") or 8)
         tokens = self.generate(prompt, salt, count)
@@ -277,17 +291,7 @@ class ContractEngine:
             yield
 
         control = self._vllm() if self.kind == "vllm" else self._sglang_routes()
-        generation = [
-            Route(path, self._completion, methods=["POST"])
-            for path in (
-                "/v1/completions",
-                "/v1/chat/completions",
-                "/generate",
-                "/v1/messages",
-                "/v1/embeddings",
-                "/score",
-            )
-        ]
+        generation = [Route(path, self._completion, methods=["POST"]) for path in GENERATING]
         routes = [Route(path, self._guard(path, call), methods=["GET", "POST"]) for path, call in control.items()]
         return Starlette(routes=[*generation, *routes], lifespan=lifespan)
 
@@ -296,7 +300,7 @@ class ContractEngine:
             raw = await request.body()
             body = json.loads(raw) if raw else {}
             name = body.get("method") or path
-            if path not in {"/health", "/weight_info", "/model_info", "/is_sleeping", "/metrics"}:
+            if path not in {"/health", "/weight_info", "/model_info", "/is_sleeping", "/metrics", "/openapi.json"}:
                 self.calls.append(name)
             fault = self.faults.get(name) or self.faults.get(path)
             if fault == "500":
@@ -354,10 +358,12 @@ class ContractEngine:
             self.asleep, self.paused = 0, False
             return {}
 
-        def reset(_request: Request, _body: dict[str, Any]) -> Any:
+        def reset(request: Request, _body: dict[str, Any]) -> Any:
             if self.resident:
                 return {"success": False}
             self.cache.clear()
+            if request.query_params.get("reset_external") == "true":
+                self.outside = None
             return {"success": True}
 
         def relabel(_request: Request, body: dict[str, Any]) -> Any:
@@ -379,8 +385,25 @@ class ContractEngine:
             ),
             "/collective_rpc": rpc,
             "/reset_prefix_cache": reset,
+            "/reset_encoder_cache": lambda *_: {},
+            "/openapi.json": lambda *_: self._described(),
             "/update_weight_version": relabel,
             "/weight_info": lambda *_: {"weight_version": self.label},
+        }
+
+    def _described(self) -> dict[str, Any]:
+        """As FastAPI writes it: what a body may hold lies behind a reference."""
+        named = {path: path.strip("/").replace("/", "_") for path in GENERATING}
+        bodies = {
+            path: {"application/json": {"schema": {"$ref": f"#/components/schemas/{named[path]}"}}} for path in named
+        }
+        schemas = {
+            named[path]: {"type": "object", "properties": {self.key: {}} if path in self.carrying else {}}
+            for path in GENERATING
+        }
+        return {
+            "paths": {path: {"post": {"requestBody": {"content": content}}} for path, content in bodies.items()},
+            "components": {"schemas": schemas},
         }
 
     def _sglang_routes(self) -> dict[str, Callable[[Request, dict[str, Any]], Any]]:

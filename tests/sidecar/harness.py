@@ -83,7 +83,8 @@ class Station:
             kind, tuple(engine.url for engine in engines), "127.0.0.1:0",
             options.pop("mode", CommitMode.IN_PLACE), limits,
         )  # fmt: skip
-        self.sidecar = Sidecar(serving, stop=Stop(), say=self.lines.append)
+        self.stop = Stop()
+        self.sidecar = Sidecar(serving, stop=self.stop, say=self.lines.append)
         self.pool = urllib3.PoolManager(maxsize=64, retries=False)
         self.image: Image | None = None
         assert self.sidecar.url
@@ -204,7 +205,7 @@ def bare(urls: list[str], bodies: Bodies | None = None) -> Iterator[int]:
     upstreams = Upstreams([Upstream(url, fence="") for url in urls])
     gate = Gate(Limits())
     gate.applied = Applied("voyage", "id", 0, 0, "")
-    proxy = Proxy(gate, upstreams, engine=None, bodies=bodies)
+    proxy = Proxy(gate, upstreams, salted=None, bodies=bodies)
     parts = (gate, upstreams, proxy, Metrics(gate, upstreams), CommitMode.IN_PLACE, SyncView, lambda: None)
     server = HttpServer("sidecar", Address("127.0.0.1", 0), grace=1)
     server.start(lambda started: application(Parts(*parts, started)))

@@ -17,7 +17,9 @@ import urllib3
 
 from mailboat.island.engines import control, vllm
 from mailboat.island.engines.engine import EngineError
+from mailboat.island.sidecar import served
 from mailboat.island.sidecar.gate import CommitDeferred
+from mailboat.island.sidecar.serving import Address, HttpServer
 from mailboat.island.sidecar.types import SyncView
 from tests.engines.contract_engine import ContractEngine
 from tests.sidecar.harness import Station, Stream, in_background, station
@@ -224,6 +226,47 @@ def test_a42_an_engine_that_hangs_in_a_commit_is_fenced(tmp_path: Path, monkeypa
         running.sidecar.engine.load(running.image, running.applied())  # type: ignore[arg-type]
         assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
     assert control.LEASE == 600
+
+
+@pytest.mark.parametrize("kind", list(CALLS))
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stop_does_not_wait_for_an_engine_that_hangs(
+    kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "STOP_SECONDS", 0.1)
+    engines = [ContractEngine(kind, extension=False) for _ in range(count)]
+    reload = next(call for call in CALLS[kind] if "weights" in call)
+    with station(engines, tmp_path) as running:
+        for engine in engines:
+            engine.faults[reload] = "hang"
+        before = [engine.calls.count(reload) for engine in engines]
+        thread, result = in_background(running.step)
+        eventually(lambda: [engine.calls.count(reload) for engine in engines] > before)
+        running.stop.set()
+        thread.join(30)
+        assert isinstance(result[0], EngineError) and "the island stops" in str(result[0])
+        assert all(engine.paused for engine in engines), "nobody knows which weights they hold"
+        assert running.complete()[0] == 503
+        closing, _ = in_background(running.sidecar.close)
+        closing.join(30)
+        assert not closing.is_alive()
+    engine = engines[0]
+    engine.faults.clear()
+    engine.server = HttpServer("engine", Address("127.0.0.1", 0), grace=1)
+    with station([engine], tmp_path / "next start") as running:
+        assert running.complete()[1]["choices"][0]["text"] == "0 0 0 0 " and not engine.paused
+
+
+def test_a_stop_does_not_wait_for_requests_that_hold_a_commit_up(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path, drain=600) as running:
+        pinned = Stream(running, 200, weight_version={"exact_version": 0})
+        thread, result = in_background(running.step)
+        eventually(lambda: running.sidecar._door.gate.closed)  # type: ignore[union-attr]
+        running.stop.set()
+        thread.join(30)
+        assert isinstance(result[0], CommitDeferred) and "stops" in str(result[0])
+        assert running.engine.version == 0 and not running.engine.paused
+        assert json.loads(pinned.rest()[-2])["choices"][0]["finish_reason"] == "stop", "what runs ends by itself"
 
 
 def test_a42_one_of_two_engines_fails_and_the_other_carries_on(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.island.sidecar.requests import VersionedRequest
+from mailboat.island.sidecar.requests import JsonRequest
 from mailboat.island.sidecar.routes import Kind, kind
 from mailboat.island.sidecar.splice import edited, parse_object
 from mailboat.island.sidecar.stamps import EventStamps, stamped
@@ -67,7 +67,7 @@ def test_the_rest_of_a_body_keeps_its_bytes(members: dict[str, object], place: i
         data = raw.encode()
     except UnicodeEncodeError:
         return
-    request = VersionedRequest.read(data, None, None)
+    request = JsonRequest.versioned(data, Constraint())
     assert request.constraint == Constraint(minimum=3)
     assert json.loads(request.for_engine(APPLIED, None)) == members
     salted = json.loads(request.for_engine(APPLIED, "cache_salt"))
@@ -97,7 +97,7 @@ UNREADABLE = [
 
 def test_a44_what_the_sidecar_cannot_read_gets_400_and_no_engine_sees_it(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
-        for path in ("/v1/completions", "/generate", "/v1/embeddings"):
+        for path in ("/v1/completions", "/v1/responses", "/v1/embeddings"):
             for raw in UNREADABLE:
                 status, body, _ = running.post(path, raw)
                 assert status == 400 and "JSON object in UTF-8" in body["error"]["message"], raw[:60]
@@ -112,19 +112,26 @@ def test_a_version_in_the_body_is_refused_where_it_is_not_known(path: str, tmp_p
             assert status == 400 and "is not known on this route" in body["error"]["message"]
         assert running.post(path, {"input": "x"})[0] == 200
         assert running.post(path, {"input": "x"}, {"Mailboat-Min-Version": "9"})[0] == 409
-        assert running.engine.seen == [{"input": "x"}]
+        assert [set(body) for body in running.engine.seen] == [{"input", "cache_salt"}]
+
+
+@pytest.mark.parametrize("name", ["weight_version", "run_id"])
+def test_the_field_that_is_given_twice_is_named(name: str) -> None:
+    other = ({"weight_version", "run_id"} - {name}).pop()
+    with pytest.raises(BadConstraint, match=f"^{name} is given twice"):
+        JsonRequest.versioned(f'{{"{other}":null,"{name}":null,"{name}":null}}'.encode(), Constraint())
 
 
 def test_body_and_headers_must_agree() -> None:
     body = b'{"weight_version":{"min_version":3}}'
-    assert VersionedRequest.read(body, "3", None).constraint == Constraint(minimum=3)
-    assert VersionedRequest.read(b"{}", None, "4").constraint == Constraint(exact=4)
+    assert JsonRequest.versioned(body, Constraint(minimum=3)).constraint == Constraint(minimum=3)
+    assert JsonRequest.versioned(b"{}", Constraint(exact=4)).constraint == Constraint(exact=4)
     with pytest.raises(BadConstraint):
-        VersionedRequest.read(body, "4", None)
+        JsonRequest.versioned(body, Constraint(minimum=4))
 
 
 def test_clients_own_cache_keys_stay_apart() -> None:
-    request = VersionedRequest.read(b'{"extra_key":["a","b"],"prompt":"x"}', None, None)
+    request = JsonRequest.versioned(b'{"extra_key":["a","b"],"prompt":"x"}', Constraint())
     assert json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"] == [
         APPLIED.salt("a"),
         APPLIED.salt("b"),
@@ -143,7 +150,7 @@ def test_a_clients_cache_salt_keeps_vllms_rule(own: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("own", ["", [], [""], [None]])
 def test_an_empty_key_is_no_way_round_the_version(own: object) -> None:
-    request = VersionedRequest.read(json.dumps({"extra_key": own}).encode(), None, None)
+    request = JsonRequest.versioned(json.dumps({"extra_key": own}).encode(), Constraint())
     sent = json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"]
     assert sent == ([APPLIED.salt()] if own else APPLIED.salt())
 
@@ -218,6 +225,17 @@ def test_the_end_of_a_responses_stream_is_stamped() -> None:
 )  # fmt: skip
 def test_control_routes_are_closed(method: str, path: str, raw: bytes, expected: Kind) -> None:
     assert kind(method, path, raw) is expected
+
+
+def test_a_websocket_is_refused_with_the_reason(tmp_path: Path) -> None:
+    asked = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        for path in ("/v1/realtime", "/v1/models"):
+            answer = running.pool.request("GET", running.url + path, headers=asked, timeout=30)
+            assert answer.status == 403 and "WebSockets" in answer.json()["error"]["message"]
 
 
 def test_blocked_routes_answer_403_and_reach_nothing(tmp_path: Path) -> None:

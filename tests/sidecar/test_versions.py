@@ -325,6 +325,21 @@ def test_metrics_and_health(tmp_path: Path) -> None:
         assert running.post("/wake", {})[0] == 202 and running.sidecar.wake.is_set()
 
 
+def test_every_kind_of_refusal_is_counted(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        running.complete(weight_version={"exact_version": 5})
+        running.complete(weight_version="5")
+        running.post("/v1/completions", {}, {"Mailboat-Min-Version": "x"})
+        running.post("/pause", {})
+        running.post("/generate", {})
+        running.sidecar.rest("An operator drains this island.")
+        running.complete()
+        text = running.get("/metrics")[1].decode()
+        for reason, count in {"version": 1, "malformed": 2, "blocked": 2, "unavailable": 1}.items():
+            assert f'mailboat_requests_rejected_total{{reason="{reason}"}} {count}.0' in text, reason
+        assert json.loads(running.get("/server_info")[1])["metrics"]["rejected"] == 6
+
+
 def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
         stream = Stream(running, 60)

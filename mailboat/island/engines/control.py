@@ -5,13 +5,14 @@ It must never repeat a call by itself: whether a call may have been carried out 
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlencode
-
-import urllib3
-from urllib3.exceptions import HTTPError, TimeoutError
+from urllib.parse import urlencode, urlsplit
 
 from mailboat.island.engines.engine import EngineError, EngineRefused, EngineUnreachable
 
@@ -28,7 +29,10 @@ class Control:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+        self._parts = urlsplit(self.url)
+        self._under_way: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._abandoned = False
 
     def get(self, path: str, *, seconds: float = QUICK) -> Any:
         """A GET; the decoded JSON, or None for an empty or other body."""
@@ -44,21 +48,24 @@ class Control:
         """A POST with a JSON body."""
         return _decoded(self._call("POST", f"{path}?{urlencode(query)}" if query else path, body, seconds))
 
-    def close(self) -> None:
-        """Closes idle connections."""
-        self._pool.clear()
+    def abandon(self) -> None:
+        """Ends the calls under way and all later ones: EngineUnreachable, at once."""
+        with self._lock:
+            self._abandoned = True
+            for sock in self._under_way:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # wakes the thread that reads from it, TLS or not
 
     def _call(self, method: str, path: str, body: Any, seconds: float) -> bytes:
-        timeout = urllib3.Timeout(connect=min(5.0, seconds), read=seconds)
-        # A connection of its own for each call: after an error engines close theirs, and a call must not run into that.
         headers = {"Connection": "close"} | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            response = self._pool.request(
-                method, self.url + path, body=None if body is None else json.dumps(body).encode(), timeout=timeout,
-                headers=headers,
-            )  # fmt: skip
-            data = response.data
-        except HTTPError as error:
+            with self._connection(seconds) as connection:
+                connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+                response = connection.getresponse()
+                data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            if self._abandoned:
+                raise EngineUnreachable(f"The engine at {self.url} is not waited for: the island stops.") from error
             raise EngineUnreachable(
                 f"The engine at {self.url} does not answer {path} ({type(error).__name__}); look at its log.",
                 hung=isinstance(error, TimeoutError),
@@ -70,6 +77,24 @@ class Control:
         if response.status >= 400:
             raise EngineRefused(f"The engine at {self.url} refused {path} ({response.status}): {_excerpt(data)}")
         return data
+
+    @contextlib.contextmanager
+    def _connection(self, seconds: float) -> Iterator[http.client.HTTPConnection]:
+        """One of its own for each call: after an error engines close theirs, and a call must not run into that."""
+        make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(make(self._parts.netloc, timeout=min(5.0, seconds))) as connection:
+            connection.connect()
+            sock = connection.sock
+            sock.settimeout(seconds)
+            with self._lock:
+                if self._abandoned:
+                    raise ConnectionAbortedError
+                self._under_way.add(sock)
+            try:
+                yield connection
+            finally:
+                with self._lock:
+                    self._under_way.discard(sock)
 
 
 def _decoded(data: bytes) -> Any:

@@ -92,8 +92,14 @@ class Server(Protocol):
     kind: str
     url: str
 
+    def abandon(self) -> None:
+        """The island stops: calls under way and later ones raise EngineUnreachable at once. Called by any thread."""
+
     def look(self) -> Look:
         """Whether it lives, and what it says it holds."""
+
+    def keyed_routes(self) -> frozenset[str]:
+        """The routes whose requests carry a key of the prefix cache, of those where that depends on the build."""
 
     def stage(self, image: Image, overlay: Overlay) -> Staged | None:
         """Gets an overlay ready while requests run; None when it can only be loaded from the image (way A)."""
@@ -120,7 +126,7 @@ class Server(Protocol):
         """Goes on."""
 
     def reset_cache(self) -> None:
-        """Forgets the prefix cache while nothing runs. Raises EngineRefused when it won't."""
+        """Forgets what was computed from the weights held, while nothing runs. Raises EngineRefused when it won't."""
 
     def live_sums(self, image: Image) -> Sums | None:
         """The sums of the live parameters; None when they can't be read."""

@@ -71,12 +71,19 @@ class LocalServer:
         self._generator.close()
         self._pool.shutdown(wait=False)
 
+    def abandon(self) -> None:
+        """Nothing is waited for that another process has to do."""
+
     def look(self) -> Look:
         """It lives as long as this process."""
         return Look(self._label)
 
     def expect(self, label: str) -> None:
         """The label is a call of its own here."""
+
+    def keyed_routes(self) -> frozenset[str]:
+        """There is no prefix cache."""
+        return frozenset()
 
     def stage(self, image: Image, overlay: Overlay) -> Staged | None:
         """Any overlay of the same inventory; other side files may be another tokeniser and need a whole load."""

@@ -24,6 +24,10 @@ class SglangServer:
         self._control = Control(url)
         self._label = ""
 
+    def abandon(self) -> None:
+        """Ends all calls."""
+        self._control.abandon()
+
     def look(self) -> Look:
         """`GET /model_info`; older servers call it `/get_model_info`."""
         try:
@@ -31,6 +35,10 @@ class SglangServer:
         except NoSuchRoute:
             info = self._control.get("/get_model_info")
         return Look(str(info["weight_version"]) if isinstance(info, dict) and "weight_version" in info else None)
+
+    def keyed_routes(self) -> frozenset[str]:
+        """None: what takes `extra_key` takes it in every build."""
+        return frozenset()
 
     def stage(self, image: Image, overlay: Overlay) -> Staged | None:  # noqa: ARG002
         """SGLang has no hook for sparse writes: always the image."""

@@ -25,6 +25,7 @@ from mailboat.island.engines.engine import (
     Look,
     Staged,
 )
+from mailboat.island.engines.openapi import routes_declaring
 from mailboat.island.engines.staging import StagingFolder
 
 _AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} ')
@@ -50,7 +51,10 @@ class VllmServer:
         """Removes what was staged."""
         if self._folder is not None:
             self._folder.close()
-        self._control.close()
+
+    def abandon(self) -> None:
+        """Ends all calls."""
+        self._control.abandon()
 
     def look(self) -> Look:
         """`/health`, whether it sleeps, then `/weight_info` where the build has it."""
@@ -64,6 +68,15 @@ class VllmServer:
 
     def expect(self, label: str) -> None:
         """The label is a call of its own here."""
+
+    def keyed_routes(self) -> frozenset[str]:
+        """What `/openapi.json` says to take `cache_salt`; nothing where it is switched off or fails."""
+        try:
+            return routes_declaring("cache_salt", self._control.get("/openapi.json", seconds=60.0))
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return frozenset()
 
     # -- way B
 
@@ -199,10 +212,16 @@ class VllmServer:
         self._standing = False
 
     def reset_cache(self) -> None:
-        """`/reset_prefix_cache`: refused as 200 `{"success": false}` while blocks are held."""
-        answer = self._control.post("/reset_prefix_cache")
+        """`/reset_prefix_cache`, with what a connector holds outside the engine: refused as 200 `{"success": false}`
+        while blocks are held. And what encoders made of images and sounds, which has no key at all.
+        """
+        answer = self._control.post("/reset_prefix_cache", query={"reset_external": "true"}, seconds=60.0)
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRefused(f"The engine at {self.url} can't reset its prefix cache while requests are resident.")
+        try:
+            self._control.post("/reset_encoder_cache")
+        except NoSuchRoute:
+            return
 
     def _collective(self, method: str, arguments: list[Any], *, seconds: float = 60.0) -> list[dict[str, Any]]:
         answer = self._control.post("/collective_rpc", {"method": method, "args": arguments}, seconds=seconds)

@@ -137,11 +137,11 @@ class Sidecar:
             self._metrics.bytes.inc(count)
 
     def close(self) -> None:
-        """Lets running requests end, then stops everything."""
-        for server in self._servers:
-            server.stop()
+        """Lets running requests end, then stops everything. The engines are not watched meanwhile."""
         if self._served is not None:
             self._served.close()
+        for server in self._servers:
+            server.stop()
         for close in self._closers:
             close()
 
@@ -164,7 +164,7 @@ class Sidecar:
         gate = Gate(options.limits, wake=self.wake.set, why=lambda: view().reason or upstreams.told)
         metrics = self._metrics = Metrics(gate, upstreams)
         salted = options.engine if options.mode is CommitMode.IN_PLACE else None
-        proxy = Proxy(gate, upstreams, engine=salted, failed=self._suspect)
+        proxy = Proxy(gate, upstreams, salted=salted, failed=self._suspect)
 
         http.start(
             lambda started: application(
@@ -176,7 +176,7 @@ class Sidecar:
         say(f"sidecar listens on {http.url}, in front of {', '.join(options.urls) or options.engine}")
         if berths:
             served = self._served = Served(
-                berths, door, metrics, mode=options.mode, say=say, shield=stop.shielded, members=self.members
+                berths, door, metrics, mode=options.mode, say=say, stop=stop, members=self.members
             )
             self.engine = served
             served.start()

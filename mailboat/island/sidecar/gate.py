@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from mailboat.errors import MailboatError
@@ -70,6 +70,7 @@ class Gate:
         self._wake = wake
         self._why = why
         self._closed = False
+        self._hurried = False
         self._queue: deque[asyncio.Future[None]] = deque()
         self._numbers = itertools.count()
         self._left = asyncio.Event()  # set whenever a request ends
@@ -99,17 +100,10 @@ class Gate:
 
         Whoever got a ticket gives it back with `leave`.
         """
-        try:
-            deadline = asyncio.get_running_loop().time() + self.limits.wait
-            while self._closed:  # again when the next commit was quicker than this request
-                await self._wait_in_line(deadline)
-            applied = self._fits(constraint)
-        except NotReady:
-            self.counts.reject("version")
-            raise
-        except Unavailable:
-            self.counts.reject("unavailable")
-            raise
+        deadline = asyncio.get_running_loop().time() + self.limits.wait
+        while self._closed:  # again when the next commit was quicker than this request
+            await self._wait_in_line(deadline)
+        applied = self._fits(constraint)
         ticket = Ticket(constraint, applied, next(self._numbers))
         self.active[ticket.number] = ticket
         self.counts.admitted += 1
@@ -185,6 +179,8 @@ class Gate:
 
         if await self._emptied(staying, self.limits.drain):
             return
+        if self._hurried:
+            raise CommitDeferred(f"The island stops; version {target.version} waits.")
         self._give_ups += 1
         count = len(staying())
         if self._give_ups < self.limits.give_ups:
@@ -199,14 +195,12 @@ class Gate:
             raise CommitDeferred(f"{len(staying())} requests could not be ended; version {target.version} waits.")
 
     async def _emptied(self, staying: Callable[[], list[Ticket]], seconds: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while staying():
+                while staying() and not self._hurried:
                     self._left.clear()
                     await self._left.wait()
-        except TimeoutError:
-            return not staying()
-        return True
+        return not staying()
 
     def cut(self, ticket: Ticket, reason: str) -> None:
         """Ends a request from outside: 503 when its answer has not begun, else a connection that breaks off."""
@@ -222,6 +216,11 @@ class Gate:
         for _ in range(3):  # a poll of the sockets, the readers, their writers
             await asyncio.sleep(0)
         self.applied = applied
+
+    def hurry(self) -> None:
+        """No commit waits for requests any more: the island stops."""
+        self._hurried = True
+        self._left.set()
 
     def _open(self) -> None:
         self._closed = False
@@ -251,6 +250,10 @@ class ThreadDoor:
     def flip(self, applied: Applied) -> None:
         """`Gate.flip`."""
         asyncio.run_coroutine_threadsafe(self.gate.flip(applied), self._loop).result()
+
+    def hurry(self) -> None:
+        """`Gate.hurry`."""
+        self._loop.call_soon_threadsafe(self.gate.hurry)
 
     def cut_all(self, engine: object, reason: str) -> None:
         """Ends every request that ``engine`` answers."""

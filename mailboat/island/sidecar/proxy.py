@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -22,10 +21,10 @@ from yarl import URL
 
 from mailboat.island.sidecar.bodies import Bodies, ClientGone
 from mailboat.island.sidecar.gate import Gate, Ticket
-from mailboat.island.sidecar.requests import CACHE_KEYS, VersionedRequest, require_unversioned
-from mailboat.island.sidecar.routes import Kind, kind
+from mailboat.island.sidecar.requests import JsonRequest
+from mailboat.island.sidecar.routes import KEYS, ROUTES, Cache, Kind, kind
 from mailboat.island.sidecar.stamps import EventStamps, stamped
-from mailboat.island.sidecar.types import BadConstraint, Blocked, Constraint, Malformed, Refusal, Unavailable
+from mailboat.island.sidecar.types import BadConstraint, Blocked, Constraint, Keyless, Malformed, Refusal, Unavailable
 from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 
 LARGEST_ANSWER = 64 << 20  # bytes held in memory to stamp them
@@ -51,6 +50,7 @@ class Forward:
     headers: CIMultiDict[str]
     body: Callable[[], bytes | AsyncIterator[bytes] | None]
     repeatable: bool
+    keyed: str = ""  # the route, where only some builds of an engine take a key of the prefix cache
 
 
 @dataclass(slots=True)
@@ -63,20 +63,22 @@ class _Journey:
 
 
 class Proxy:
-    """The forwarding half of the sidecar. ``engine`` names the kind whose prefix cache is salted, or None for none."""
+    """The forwarding half of the sidecar. ``salted`` is the kind of engine whose prefix cache outlives commits, or None
+    where none does.
+    """
 
     def __init__(
         self,
         gate: Gate,
         upstreams: Upstreams,
         *,
-        engine: str | None,
+        salted: str | None,
         failed: Callable[[Upstream, str], None] = lambda _upstream, _why: None,
         bodies: Bodies | None = None,
     ) -> None:
         self.gate = gate
         self.upstreams = upstreams
-        self._cache_key = CACHE_KEYS.get(engine or "")
+        self._salted = salted
         self._failed = failed
         self._bodies = bodies or Bodies()
         self._pooled: aiohttp.ClientSession | None = None
@@ -98,57 +100,57 @@ class Proxy:
         """One request, as an ASGI application."""
         exchange = Exchange(send)
         try:
-            treatment = kind(scope["method"], scope["path"], scope.get("raw_path") or b"")
-            if treatment is Kind.BLOCKED:
-                raise Blocked(f"{scope['method']} {scope['path'][:100]} is not open to clients of this island.")
-            if treatment is Kind.OPEN:
-                forward, watch = _streamed(scope, receive)
-                await self._guarded(watch, lambda: self._send_on(exchange, forward, None))
-            elif treatment is Kind.VERSIONED:
-                await self._versioned(scope, receive, exchange)
-            elif treatment is Kind.INFERENCE:
-                await self._inference(scope, receive, exchange)
-            else:
-                forward, watch = _streamed(scope, receive)
-                await self._admitted(exchange, _header_constraint(scope), watch, lambda _ticket: forward)
+            await self._treat(scope, receive, exchange)
         except Refusal as refusal:
-            await exchange.refuse(refusal)
+            await self._refuse(exchange, refusal)
+        except BadConstraint as bad:
+            await self._refuse(exchange, Malformed(str(bad)))
         except ClientGone:
             return
 
+    async def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+        if not exchange.started:
+            self.gate.counts.reject(refusal.reason)
+            await exchange.refuse(refusal)
+
     # -- kinds of requests
 
-    async def _versioned(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        minimum, exact = _header(scope, b"mailboat-min-version"), _header(scope, b"mailboat-exact-version")
-        key = self._cache_key
-        if key == "cache_salt" and scope["path"] == "/generate":
-            key = None
+    async def _treat(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        method, path = scope["method"], scope["path"]
+        if (_header(scope, b"upgrade") or "").lower() == "websocket":
+            raise Blocked("WebSockets are not passed on: their answers could not say which version made them.")
+        treatment = kind(method, path, scope.get("raw_path") or b"")
+        if treatment is Kind.BLOCKED:
+            raise Blocked(f"{method} {path[:100]} is not open to clients of this island.")
+        if treatment is Kind.OPEN:
+            forward, watch = _streamed(scope, receive)
+            await self._guarded(watch, lambda: self._send_on(exchange, forward, None))
+            return
+        cache = ROUTES[path].cache(self._salted)
+        if cache is Cache.KEYLESS:
+            raise Keyless(path)
+        if treatment is Kind.UPLOAD:
+            forward, watch = _streamed(scope, receive)
+            await self._admitted(exchange, _header_constraint(scope), watch, lambda _ticket: forward)
+        else:
+            await self._whole(scope, receive, exchange, cache)
+
+    async def _whole(self, scope: Scope, receive: Receive, exchange: Exchange, cache: Cache) -> None:
+        """A request that is read before it is sent on."""
+        path = scope["path"]
+        stamps = exchange.stamps = ROUTES[path].kind is Kind.VERSIONED
+        key = None if cache is Cache.UNUSED else KEYS[self._salted or ""]
+        read = JsonRequest.versioned if stamps else JsonRequest.unversioned
         async with self._bodies.whole(receive) as raw:
-            with self._understood():
-                request = VersionedRequest.read(raw, minimum, exact)
+            request = read(raw, _header_constraint(scope))
 
             def forward(ticket: Ticket) -> Forward:
                 body = request.for_engine(ticket.start, key)
-                headers = _passed_on(scope, plain=True)
-                return Forward("POST", _target(scope), headers, lambda: body, repeatable=True)
+                headers = _passed_on(scope, plain=stamps)
+                keyed = path if cache is Cache.DECLARED else ""
+                return Forward("POST", _target(scope), headers, lambda: body, repeatable=True, keyed=keyed)
 
-            exchange.stamps = True
             await self._admitted(exchange, request.constraint, lambda: _gone(receive), forward)
-
-    async def _inference(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        async with self._bodies.whole(receive) as raw:
-            with self._understood():
-                require_unversioned(raw)
-            forward = Forward("POST", _target(scope), _passed_on(scope, plain=False), lambda: raw, repeatable=True)
-            await self._admitted(exchange, _header_constraint(scope), lambda: _gone(receive), lambda _ticket: forward)
-
-    @contextmanager
-    def _understood(self) -> Iterator[None]:
-        try:
-            yield
-        except BadConstraint as bad:
-            self.gate.counts.reject("malformed")
-            raise Malformed(str(bad)) from None
 
     async def _admitted(
         self,
@@ -191,7 +193,7 @@ class Proxy:
         session = self._pooled if forward.repeatable else self._single
         while True:
             journey = _Journey(session)
-            upstream = self.upstreams.choose(tried)
+            upstream = self.upstreams.choose(tried, keyed=forward.keyed)
             if ticket is not None:
                 ticket.engine = upstream
             upstream.busy += 1
@@ -281,12 +283,12 @@ class Exchange:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._started = False
+        self.started = False
         self.stamps = False
 
     async def start(self, status: int, headers: Headers) -> None:
         """Sends status and headers."""
-        self._started = True
+        self.started = True
         await self._say({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, data: bytes, *, more: bool) -> None:
@@ -294,11 +296,9 @@ class Exchange:
         await self._say({"type": "http.response.body", "body": data, "more_body": more})
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Answers with a refusal; when the answer had begun nothing more comes, and the server breaks the connection
+        """Answers with a refusal. Where an answer had begun nothing more may come: the server breaks the connection
         off, so that nobody takes it for whole.
         """
-        if self._started:
-            return
         body = json.dumps(refusal.body()).encode()
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if refusal.retry_after is not None:
@@ -347,10 +347,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _header_constraint(scope: Scope) -> Constraint:
-    try:
-        return Constraint.of_headers(_header(scope, b"mailboat-min-version"), _header(scope, b"mailboat-exact-version"))
-    except BadConstraint as bad:
-        raise Malformed(str(bad)) from None
+    return Constraint.of_headers(_header(scope, b"mailboat-min-version"), _header(scope, b"mailboat-exact-version"))
 
 
 def _target(scope: Scope) -> str:

@@ -15,12 +15,11 @@ from mailboat.island.sidecar.splice import Thing, decoded, edited, parse_object
 from mailboat.island.sidecar.types import Applied, BadConstraint, Constraint
 
 OURS = frozenset({"weight_version", "run_id"})
-CACHE_KEYS = {"vllm": "cache_salt", "sglang": "extra_key"}
 
 
 @dataclass(frozen=True, slots=True)
-class VersionedRequest:
-    """A request to a versioned route: its constraint, and its body as a JSON object."""
+class JsonRequest:
+    """A request with a body that is a JSON object, and its constraint."""
 
     constraint: Constraint
     raw: bytes
@@ -28,15 +27,29 @@ class VersionedRequest:
     thing: Thing
 
     @classmethod
-    def read(cls, raw: bytes, minimum: str | None, exact: str | None) -> VersionedRequest:
-        """Reads a body and the two headers. Raises BadConstraint, also for a body that is no JSON object in UTF-8."""
-        headers = Constraint.of_headers(minimum, exact)
+    def versioned(cls, raw: bytes, headers: Constraint) -> JsonRequest:
+        """A body whose fields may constrain. Raises BadConstraint, also for a body that is no JSON object in UTF-8."""
         text, thing = _read(raw)
         names = [member.key for member in thing.members if member.key in OURS]
-        if len(names) != len(set(names)):
-            raise BadConstraint(f"{names[0]} is given twice; send it once.")
+        for name in names:
+            if names.count(name) > 1:
+                raise BadConstraint(f"{name} is given twice; send it once.")
         body = Constraint.parse(thing.get("weight_version"), thing.get("run_id"))
         return cls(body.joined(headers), raw, text, thing)
+
+    @classmethod
+    def unversioned(cls, raw: bytes, headers: Constraint) -> JsonRequest:
+        """A body on a route whose answers can't say which version ended them: there headers alone constrain. Raises
+        BadConstraint where the body asks for a version or a run, or can't be read.
+        """
+        text, thing = _read(raw)
+        for member in thing.members:
+            if member.key in OURS:
+                raise BadConstraint(
+                    f"{member.key} is not known on this route; send the header Mailboat-Min-Version or "
+                    "Mailboat-Exact-Version instead."
+                )
+        return cls(headers, raw, text, thing)
 
     def for_engine(self, applied: Applied, cache_key: str | None) -> bytes:
         """The body that the engine gets. ``cache_key``: the member that namespaces its prefix cache, if it is used."""
@@ -44,18 +57,6 @@ class VersionedRequest:
         if not put and not any(member.key in OURS for member in self.thing.members):
             return self.raw
         return edited(self.text, self.thing, cut=OURS, put=put).encode()
-
-
-def require_unversioned(raw: bytes) -> None:
-    """For inference routes whose answers can't say which version ended them. Raises BadConstraint where the body asks
-    for a version or a run, or can't be read.
-    """
-    for member in _read(raw)[1].members:
-        if member.key in OURS:
-            raise BadConstraint(
-                f"{member.key} is not known on this route; send the header Mailboat-Min-Version or "
-                "Mailboat-Exact-Version instead."
-            )
 
 
 def _read(raw: bytes) -> tuple[str, Thing]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,9 +29,11 @@ from mailboat.island.sidecar.gate import CommitDeferred, ThreadDoor
 from mailboat.island.sidecar.metrics import Metrics
 from mailboat.island.sidecar.types import Applied, CommitMode
 from mailboat.island.sidecar.upstreams import Upstream
+from mailboat.island.stop import Stop
 
 Say = Callable[[str], None]
 WATCH_SECONDS = 1.0
+STOP_SECONDS = 15.0  # that a stop waits for what engines were asked to do
 MISSED = 3  # looks without an answer in time after which an engine counts as hung
 
 
@@ -56,7 +58,7 @@ class Served:
         *,
         mode: CommitMode,
         say: Say,
-        shield: Callable[[], AbstractContextManager[None]] = nullcontext,
+        stop: Stop,
         watch_seconds: float = WATCH_SECONDS,
         members: Members | None = None,
     ) -> None:
@@ -67,16 +69,17 @@ class Served:
         self._mode = mode
         self._say = say
         self._members = members or Alone()
-        self._shield = shield  # a signal must not leave an engine paused
+        self._stop = stop
         self._lock = threading.RLock()
         self._current: tuple[Image, Applied] | None = None
         self._instance = secrets.token_hex(3)  # with a counter it makes a prefix cache's keys unique
         self._turns = 0
         self._pool = ThreadPoolExecutor(max(2, len(berths)), "engines")
-        self._stop = threading.Event()
+        self._closed = threading.Event()
         self._kick = threading.Event()
         self._watch_seconds = watch_seconds
         self._watcher = threading.Thread(target=self._watch, name="engine watchdog", daemon=True)
+        self._hurrier = threading.Thread(target=self._hurry, name="stop of engines", daemon=True)
 
     # -- as the holding's engine
 
@@ -89,9 +92,10 @@ class Served:
 
     def load(self, image: Image, applied: Applied) -> None:
         """Brings every engine to what the image holds, by its live sums where they can be read, else by a reload."""
-        with self._shield(), self._lock:
+        with self._stop.shielded(), self._lock:  # a signal must not leave an engine paused
             applied = self._next(applied)
             reached = self._each(self._berths, lambda berth: berth.server.look(), "does not answer")
+            reached = self._each(reached, self._learn, "does not answer")
             if not reached:
                 raise EngineUnreachable(self.fence)
             with self._door.quiet(applied, self._mode):
@@ -102,7 +106,7 @@ class Served:
 
     def commit(self, image: Image, overlay: Overlay, applied: Applied) -> None:
         """Moves all open engines, then the image, to the overlay's target."""
-        with self._shield(), self._lock:
+        with self._stop.shielded(), self._lock:  # a signal must not leave an engine paused
             applied = self._next(applied)
             berths = [berth for berth in self._berths if berth.upstream.open]
             if not berths:
@@ -160,6 +164,10 @@ class Served:
             self._current = None
 
     # -- steps
+
+    def _learn(self, berth: Berth) -> None:
+        """What the build can do of an engine that may be another one than before."""
+        berth.upstream.keyed = berth.server.keyed_routes() if self._mode is CommitMode.IN_PLACE else frozenset()
 
     def _next(self, applied: Applied) -> Applied:
         self._turns += 1
@@ -305,6 +313,7 @@ class Served:
     def start(self) -> None:
         """Starts watching."""
         self._watcher.start()
+        self._hurrier.start()
 
     def suspect(self, upstream: object, why: str) -> None:
         """The proxy met trouble with an engine: look at it now."""
@@ -313,17 +322,31 @@ class Served:
 
     def close(self) -> None:
         """Stops watching."""
-        self._stop.set()
+        self._closed.set()
         self._kick.set()
         if self._watcher.is_alive():
             self._watcher.join(5)
         self._pool.shutdown(wait=False)
 
+    def _hurry(self) -> None:
+        """Once the island is told to stop, nothing is waited for that may never come: not for the requests that hold a
+        commit up, and not for long for an engine. One that is given up in a commit stays paused, and fenced by the end
+        of this process; the next start brings it back.
+        """
+        while not self._stop.wait(self._watch_seconds):
+            if self._closed.is_set():
+                return
+        if not self._closed.is_set():
+            self._door.hurry()
+        if not self._closed.wait(STOP_SECONDS):
+            for berth in self._berths:
+                berth.server.abandon()
+
     def _watch(self) -> None:
-        while not self._stop.is_set():
+        while not self._closed.is_set():
             self._kick.wait(self._watch_seconds)
             self._kick.clear()
-            if self._stop.is_set():
+            if self._closed.is_set():
                 return
             if self._lock.acquire(blocking=False):  # a commit looks after its engines itself
                 try:
@@ -334,7 +357,7 @@ class Served:
                 finally:
                     self._lock.release()
             if any(not berth.upstream.open for berth in self._berths):
-                self._stop.wait(min(0.25, self._watch_seconds))  # a kick by every refused request is one too many
+                self._closed.wait(min(0.25, self._watch_seconds))  # a kick by every refused request is one too many
 
     def _look_at(self, berth: Berth) -> None:
         try:
@@ -359,6 +382,7 @@ class Served:
     def _repair(self, berth: Berth, image: Image, applied: Applied) -> None:
         """Brings one fenced engine back to the version held, beside others that serve."""
         try:
+            self._learn(berth)
             with self._lease([berth]) as lease:
                 berth.server.pause(resident=False)
                 berth.server.expect(applied.label)

@@ -76,7 +76,7 @@ class HttpServer:
         certificate, key = self._tls or (None, None)
         config = uvicorn.Config(
             build(started), log_level="warning", access_log=False, lifespan="on", server_header=False,
-            date_header=False, timeout_graceful_shutdown=self._grace, timeout_keep_alive=75, loop="auto",
+            date_header=False, timeout_graceful_shutdown=self._grace, timeout_keep_alive=75, loop="auto", ws="none",
             ssl_certfile=certificate, ssl_keyfile=key,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

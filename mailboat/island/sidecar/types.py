@@ -145,6 +145,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault
 
     status = 503
     kind = "EngineUnavailable"
+    reason = "unavailable"  # as the metrics count it
     retry_after: int | None = 1
 
     def body(self) -> dict[str, Any]:
@@ -157,6 +158,7 @@ class NotReady(Refusal):
 
     status = 409
     kind = "WeightVersionNotReady"
+    reason = "version"
 
     def __init__(self, message: str, *, target: int, applied: int) -> None:
         self.target = target
@@ -178,11 +180,22 @@ class Unavailable(Refusal):
 
 
 class Blocked(Refusal):
-    """A route that is the sidecar's alone."""
+    """A route that clients may not call."""
 
     status = 403
     kind = "RouteBlocked"
+    reason = "blocked"
     retry_after = None
+
+
+class Keyless(Blocked):
+    """A route whose requests can't be kept from prefix-cache entries of older weights."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} has no key here that would keep the engine's prefix cache of older weights from its answers; "
+            "start the island with --commit-mode drain, which resets that cache, to use it."
+        )
 
 
 class Malformed(Refusal):
@@ -190,6 +203,7 @@ class Malformed(Refusal):
 
     status = 400
     kind = "BadRequest"
+    reason = "malformed"
     retry_after = None
 
 

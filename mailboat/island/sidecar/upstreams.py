@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mailboat.island.sidecar.types import Unavailable
+from mailboat.island.sidecar.types import Keyless, Unavailable
 
 UNTRIED = "The engine has no weights of this run yet."
 
 
 @dataclass(eq=False)
 class Upstream:
-    """One engine's HTTP side. ``fence``: why it gets no traffic, empty when it may."""
+    """One engine's HTTP side. ``fence``: why it gets no traffic, empty when it may. ``keyed``: routes whose requests
+    carry a key of its prefix cache, of those where that depends on the build.
+    """
 
     url: str
     fence: str = UNTRIED
+    keyed: frozenset[str] = frozenset()
     busy: int = 0
 
     @property
@@ -33,9 +36,14 @@ class Upstreams:
     def __init__(self, members: Sequence[Upstream]) -> None:
         self.members = tuple(members)
 
-    def choose(self, avoid: frozenset[Upstream] = frozenset()) -> Upstream:
-        """The least busy open engine. Raises Unavailable with the reason."""
-        candidates = [upstream for upstream in self.members if upstream.open and upstream not in avoid]
+    def choose(self, avoid: frozenset[Upstream] = frozenset(), *, keyed: str = "") -> Upstream:
+        """The least busy open engine, of those that take a key on the route ``keyed`` if one is named. Raises
+        Unavailable with the reason, and Keyless when no open engine takes one.
+        """
+        able = [upstream for upstream in self.members if upstream.open]
+        if keyed and able and not (able := [upstream for upstream in able if keyed in upstream.keyed]):
+            raise Keyless(keyed)
+        candidates = [upstream for upstream in able if upstream not in avoid]
         if not candidates:
             raise Unavailable(self.reason or "No engine can be reached; try again.")
         return min(candidates, key=lambda upstream: upstream.busy)
