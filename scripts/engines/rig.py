@@ -26,6 +26,7 @@ PROMPTS = [
     "Write about the sea, " * 40 + "and then",  # long enough for whole blocks of the prefix cache
     "The harbour at night " * 40 + "is",
 ]
+TOKENS = list(range(1000, 1200))  # of no text, and no other prompt's beginning
 
 
 class Rig:
@@ -74,15 +75,23 @@ def front(url: str, lines: list[str]) -> Sidecar:
 
 
 def greedy(url: str) -> list[Any]:
-    """Greedy tokens and logprobs of each prompt, one at a time, so that batches do not matter."""
-    pool, found = urllib3.PoolManager(), []
-    for prompt in PROMPTS:
-        body = {"model": "smol", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1}
-        answer = json.loads(pool.request("POST", f"{url}/v1/completions", json=body, timeout=300).data)
-        if "choices" not in answer:
-            raise RuntimeError(f"no answer to a greedy request: {answer}")
-        choice = answer["choices"][0]
-        found.append([choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]])
+    """Greedy tokens and logprobs of each prompt, one at a time, so that batches do not matter; also on routes of other
+    shapes: tokens in and out, and messages.
+    """
+    plain = {"model": "smol", "max_tokens": 12, "temperature": 0}
+    found = [_asked(url, "/v1/completions", plain | {"prompt": prompt, "logprobs": 1}) for prompt in PROMPTS]
+    sampling = {"max_tokens": 12, "temperature": 0, "logprobs": 1}
+    found.append(_asked(url, "/inference/v1/generate", {"token_ids": TOKENS, "sampling_params": sampling}))
+    found.append(_asked(url, "/v1/messages", plain | {"messages": [{"role": "user", "content": PROMPTS[0]}]}))
+    return found
+
+
+def _asked(url: str, path: str, body: dict[str, Any]) -> Any:
+    """What was generated, without what differs from request to request."""
+    answer = urllib3.request("POST", url + path, json=body, timeout=300, retries=False).json()
+    found = answer.get("choices") or answer.get("content")
+    if not found:
+        raise RuntimeError(f"no answer to a greedy request on {path}: {answer}")
     return found
 
 

@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from mailboat.island.engines import control, vllm
-from mailboat.island.engines.engine import EngineError
+from mailboat.island.engines.engine import EngineError, EngineUnreachable
 from mailboat.island.sidecar import served
 from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.serving import Address, HttpServer
@@ -255,6 +255,15 @@ def test_a_stop_does_not_wait_for_an_engine_that_hangs(
     engine.server = HttpServer("engine", Address("127.0.0.1", 0), grace=1)
     with station([engine], tmp_path / "next start") as running:
         assert running.complete()[1]["choices"][0]["text"] == "0 0 0 0 " and not engine.paused
+
+
+def test_an_engine_that_was_given_up_is_asked_for_nothing_more() -> None:
+    with ContractEngine("vllm").serving() as engine:
+        given_up = control.Control(engine.url)
+        given_up.abandon()
+        with pytest.raises(EngineUnreachable, match="the island stops"):
+            given_up.post("/resume")
+        assert engine.calls == []
 
 
 def test_a_stop_does_not_wait_for_requests_that_hold_a_commit_up(tmp_path: Path) -> None:
