@@ -1,4 +1,4 @@
-"""Finding and writing changed elements: diff with compaction, histograms by class, scatter.
+"""Finding and writing changed elements: diff with compaction, scatter.
 
 Tensors are viewed as integers of 1, 2, 4 or 8 bytes; nothing is compared as a float. Positions are int64.
 """
@@ -12,15 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from . import numbers
 from .place import where_it_lies
-from .rounding import reserve, unsigned
+from .rounding import reserve
 
 BLOCK = 4096
-CLASSES = tl.constexpr(numbers.CLASSES)
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A histogram is kept in registers over many blocks: this many programs run at most.
-_PROGRAMS = 1024
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class TooManyChangesError(Exception):
@@ -38,7 +34,7 @@ class Changes:
 
 def integers(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor as integers of its element size."""
-    return tensor.view(_INTEGERS[tensor.element_size()])
+    return tensor.view(INTEGERS[tensor.element_size()])
 
 
 class ChangeList:
@@ -140,43 +136,6 @@ def diff(
             )  # fmt: skip
 
     return collect(launch, old.numel(), old, expected, writes=False, at_most=at_most)
-
-
-@triton.jit
-def _class_histograms(
-    old_ptr, new_ptr, counts, elements, shift, mask, blocks, SIZE: tl.constexpr
-):  # fmt: skip
-    population = tl.zeros((CLASSES,), tl.int32)
-    moved = tl.zeros((CLASSES,), tl.int32)
-    step = tl.num_programs(0).to(tl.int64)
-    block = tl.program_id(0).to(tl.int64)
-    while block < blocks:
-        index = block * SIZE + tl.arange(0, SIZE)
-        inside = index < elements
-        old = tl.load(old_ptr + index, mask=inside, other=0)
-        new = tl.load(new_ptr + index, mask=inside, other=0)
-        classes = ((unsigned(old).to(tl.uint64) >> shift) & mask).to(tl.int32)
-        population += tl.histogram(classes, CLASSES, mask=inside)
-        moved += tl.histogram(classes, CLASSES, mask=inside & (old != new))
-        block += step
-    bins = tl.arange(0, CLASSES)
-    tl.atomic_add(counts + bins, population.to(tl.int64))
-    tl.atomic_add(counts + CLASSES + bins, moved.to(tl.int64))
-
-
-@where_it_lies
-def class_histograms(old: torch.Tensor, new: torch.Tensor, *, shift: int, mask: int) -> torch.Tensor:
-    """(2, 256) int64: elements by class of their old bits, (bits >> shift) & mask < 256, and changed ones by class.
-
-    The classes are those of contextual coding: for BF16 shift 7, mask 255 is the exponent. Reads 2 E w bytes. A program
-    sees fewer than 2^31 elements.
-    """
-    old, new = integers(old).reshape(-1), integers(new).reshape(-1)
-    counts = torch.zeros((2, numbers.CLASSES), dtype=torch.int64, device=old.device)
-    blocks = triton.cdiv(old.numel(), BLOCK)
-    if blocks:
-        _class_histograms[(min(blocks, _PROGRAMS),)](old, new, counts, old.numel(), shift, mask, blocks, SIZE=BLOCK)
-    return counts
 
 
 @triton.jit

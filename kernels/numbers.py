@@ -10,7 +10,12 @@ WORD = (0x9E3779B97F4A7C15, 0xA4093822299F31D1)
 FIRST = (0xBF58476D1CE4E5B9, 0xFF51AFD7ED558CCD)
 SECOND = (0x94D049BB133111EB, 0xC4CEB9FE1A85EC53)
 
-CLASSES = 256
+# Patches: docs/format/patch.md. Orders of elements (their ranks), and what a decoder says.
+UNSIGNED, SIGNED, FLOAT = 0, 1, 2
+DECODED, DAMAGED_POSITIONS, DAMAGED_VALUES = 0, 1, 2
+# What a decoder is told of a block: where it begins in the old elements, how many elements and changes it has, the
+# parameter of its Rice codes, how many bytes they take, and how many elements come as literals.
+BLOCK_COLUMNS = AT, ELEMENTS, CHANGED, RICE, CODE_BYTES, LITERALS = range(6)
 
 # Served formats: docs/format/quantisers.md. Bits are those of binary32 unless said.
 BF16_INFINITY = 0x7F80

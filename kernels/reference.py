@@ -39,14 +39,6 @@ def diff(old: Array, new: Array, *, first: int = 0) -> Changes:
     return Changes(where.astype(np.int64) + first, before[where], after[where])
 
 
-def class_histograms(old: Array, new: Array, *, shift: int, mask: int) -> NDArray[np.int64]:
-    """(2, 256): how many elements each class of old bits, (bits >> shift) & mask, has, and how many changed."""
-    before, after = _elements(old).reshape(-1), _elements(new).reshape(-1)
-    classes = ((before >> np.array(shift, before.dtype)) & np.array(mask, before.dtype)).astype(np.int64)
-    counts = [np.bincount(chosen, minlength=numbers.CLASSES) for chosen in (classes, classes[before != after])]
-    return np.stack(counts).astype(np.int64)
-
-
 def scatter(out: Array, positions: Array, values: Array, *, start: int = 0) -> None:
     """out[position - start] = value, for the positions that fall inside."""
     where = positions - start
@@ -56,6 +48,90 @@ def scatter(out: Array, positions: Array, values: Array, *, start: int = 0) -> N
 
 def _elements(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
+
+
+# --- Decoding positional blocks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Changes of blocks, and numbers.DECODED or what the first damaged block suffers from."""
+
+    positions: NDArray[np.int64]
+    new: Array
+    status: int
+
+
+def decode_positional(
+    old: Array, codes: Array, values: Array, literals: Array, blocks: NDArray[np.int64], order: int
+) -> Decoded:
+    """Bit by bit, change by change, straight from docs/format/patch.md."""
+    before, width = _elements(old).reshape(-1), old.dtype.itemsize
+    positions: list[int] = []
+    new: list[int] = []
+    byte = change = literal = 0
+    for first, elements, changed, rice, size, of_literals in blocks.tolist():
+        bits = np.unpackbits(codes[byte : byte + size], bitorder="little").tolist()
+        here = _positions(bits, elements, changed, rice)
+        if here is None:
+            return Decoded(np.zeros(0, np.int64), before[:0], numbers.DAMAGED_POSITIONS)
+        given = _elements(literals)[literal : literal + of_literals].tolist()
+        ranks = [_rank(int(before[first + place]), order, width) for place in here]
+        made = _new_elements(ranks, values[change : change + changed].tolist(), given, order, width)
+        if made is None:
+            return Decoded(np.zeros(0, np.int64), before[:0], numbers.DAMAGED_VALUES)
+        positions += [first + place for place in here]
+        new += made
+        byte, change, literal = byte + size, change + changed, literal + of_literals
+    return Decoded(np.array(positions, np.int64), np.array(new, before.dtype), numbers.DECODED)
+
+
+def _positions(bits: list[int], elements: int, changed: int, rice: int) -> list[int] | None:
+    at, place = 0, -1
+    found = []
+    for _ in range(changed):
+        gap = 0
+        while at < len(bits) and bits[at]:
+            at, gap = at + 1, gap + 1
+        low = bits[at + 1 : at + 1 + rice]
+        if at >= len(bits) or len(low) < rice:
+            return None
+        place += 1 + (gap << rice) + sum(bit << number for number, bit in enumerate(low))
+        if place >= elements:
+            return None
+        at += 1 + rice
+        found.append(place)
+    return found if len(bits) - at < 8 and not any(bits[at:]) else None
+
+
+def _new_elements(ranks: list[int], values: list[int], literals: list[int], order: int, width: int) -> list[int] | None:
+    size, left, made = 1 << 8 * width, list(literals), []
+    for rank, value in zip(ranks, values, strict=True):
+        if value == 255 or (value == 0 and not left):
+            return None
+        if value:
+            step = (value + 1) // 2 if value % 2 else -(value // 2)
+            made.append(_unrank((rank + step) % size, order, width))
+            continue
+        made.append(left.pop(0))
+        distance = (_rank(made[-1], order, width) - rank) % size
+        if min(distance, size - distance) <= 127:
+            return None
+    return None if left else made
+
+
+def _rank(bits: int, order: int, width: int) -> int:
+    top = 1 << (8 * width - 1)
+    if order == numbers.FLOAT and bits & top:
+        return bits ^ (2 * top - 1)
+    return bits if order == numbers.UNSIGNED else bits ^ top
+
+
+def _unrank(rank: int, order: int, width: int) -> int:
+    top = 1 << (8 * width - 1)
+    if order == numbers.FLOAT and not rank & top:
+        return rank ^ (2 * top - 1)
+    return rank if order == numbers.UNSIGNED else rank ^ top
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from . import numbers
-from .changes import integers
+from .changes import INTEGERS, integers
 from .place import where_it_lies
 from .rounding import unsigned
 
@@ -169,8 +169,7 @@ def _as_units(rows: torch.Tensor, unit: int) -> torch.Tensor:
     width = rows.element_size()
     nbytes = (rows.shape[0] - 1) * rows.stride(0) * width + rows.shape[1] * width
     flat = integers(rows).as_strided((nbytes // width,), (1,))
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit]
-    return flat.view(kind)
+    return flat.view(INTEGERS[unit])
 
 
 def _numbers(count: int, like: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from mailboat.digest import seeds
 from mailboat.errors import PatchError
 from mailboat.patch.classes import Classes, Counts
 from mailboat.patch.format import CONTEXTUAL_SHARE, DENSE, POSITIONAL, SAME, XOR, rice_parameter
-from mailboat.patch.scratch import Scratch, Words
+from mailboat.patch.scratch import Scratch, Words, address_of
 from mailboat.patch.streams import compressed_size, estimate
 
 Positions = npt.NDArray[np.uint32]
@@ -102,8 +102,6 @@ def compare(
     if known is not None:
         found = known.size
         positions[:found] = known
-    elif not scratch.on_cpu:
-        found = scratch.kernels.find_changes(old, new, width, positions)
     every = 0 if classes is None else max(1, elements // _COUNTED)
     place = _NOWHERE if classes is None else classes.place
     count = scratch.kernels.compare(
@@ -224,26 +222,33 @@ def _planes(scratch: Scratch, old: Words, new: Words, nbytes: int, width: int) -
     return result
 
 
-def decode_changes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
-    """Positions and new elements (packed into words) of a positional block. Raises PatchError."""
-    positions = scratch.positions(code.changed)
+def decode_changes(
+    scratch: Scratch, old: Words, code: BlockCode, *, piece: tuple[int, int, int], seed: Seeds
+) -> tuple[Positions, Words, Sums]:
+    """Positions and new elements (packed into words) of a positional block, and what they do to the two sums of its
+    tensor; `piece` as from `Geometry.piece`. Raises PatchError.
+    """
+    positions, change = scratch.positions(code.changed), np.zeros((1, 2), np.uint64)
+    words, _ = scratch.words("elements", code.changed * code.width)
     r = rice_parameter(code.elements, code.changed)
-    if scratch.kernels.rice_decode(code.positions, r, code.elements, positions):
-        raise damaged_positions()
-    words, elements = scratch.words("elements", code.changed * code.width)
-    if scratch.kernels.decode_values(old, positions, code.width, code.order, code.values, code.literals, elements):
-        raise damaged_values()
-    return positions, words
+    sizes = code.positions.size, code.literals.size
+    row = address_of(old), old.size, code.elements, code.width, code.order, code.changed, r, *sizes, *piece
+    require_sound(
+        scratch.kernels.decode_positional(
+            np.array([row], np.int64), np.array([seed], np.uint64), code.positions, code.values, code.literals,
+            positions, words, change,
+        )
+    )  # fmt: skip
+    return positions, words, change[0]
 
 
-def damaged_positions() -> PatchError:
-    """What to raise where Rice codes are refused."""
-    return PatchError("The patch's positions are damaged or beyond their block; fetch or build the patch again.")
-
-
-def damaged_values() -> PatchError:
-    """What to raise where value codes are refused."""
-    return PatchError("The patch holds a value that no encoder writes; fetch or build the patch again.")
+def require_sound(status: int) -> None:
+    """Raise PatchError where a run of positional blocks is refused."""
+    if status:
+        what = (
+            "positions are damaged or beyond their block" if status == 1 else "values are none that an encoder writes"
+        )
+        raise PatchError(f"The patch's {what}; fetch or build the patch again.")
 
 
 def decode_planes(scratch: Scratch, old: Words, code: BlockCode) -> tuple[Positions, Words]:
@@ -264,7 +269,9 @@ def decode(scratch: Scratch, old: Words, code: BlockCode) -> Words:
     """The new block of any encoding but contextual; `old` stays as it is. Raises PatchError."""
     if code.encoding != POSITIONAL:
         return decode_planes(scratch, old, code)[1]
-    positions, elements = decode_changes(scratch, old, code)
+    # Whoever wants the block alone has no use for sums: any place will do.
+    piece = code.elements * code.width, 0, 0
+    positions, elements, _ = decode_changes(scratch, old, code, piece=piece, seed=_NOWHERE)
     new, new_bytes = scratch.words("new", code.elements * code.width)
     new[:] = old
     scratch.kernels.scatter(positions, elements.view(np.uint8), code.width, 0, new_bytes)

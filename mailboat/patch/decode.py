@@ -100,8 +100,8 @@ class Decoder:
         place = self._place(index, first, code.elements)
         old, old_bytes = self._old(scratch, place)
         if code.encoding == POSITIONAL:
-            positions, elements = blocks.decode_changes(scratch, old, code)
-            change = self._change(scratch, place, old, positions, elements)
+            seed = blocks.seeds_of(place.tensor)
+            positions, elements, change = blocks.decode_changes(scratch, old, code, piece=place.piece, seed=seed)
             kept = elements.view(np.uint8)[: positions.size * code.width]
             if place.is_small(positions.size):
                 return place.decoded(positions.size, positions, kept, change)
@@ -129,11 +129,11 @@ class Decoder:
         positions = scratch.positions(int(ends[-1]))
         new, new_bytes = scratch.words("elements", int(words[-1]) * 8)
         change = np.zeros((rows, 2), np.uint64)
-        status = scratch.kernels.decode_positional(
-            run.rows, run.seeds, code.codes, code.values, code.literals, positions, new, change
+        blocks.require_sound(
+            scratch.kernels.decode_positional(
+                run.rows, run.seeds, code.codes, code.values, code.literals, positions, new, change
+            )
         )
-        if status:
-            raise blocks.damaged_positions() if status == 1 else blocks.damaged_values()
         starts, nbytes = run.first * width, run.rows[:, 2] * width
         columns = (column.tolist() for column in (run.index, starts, nbytes, width, changed, ends, words))
         return [

@@ -18,8 +18,8 @@ from mailboat.patch.blocks import Encoded, Positions
 from mailboat.patch.classes import Counts, profile_of
 from mailboat.patch.contextual import Codes, GroupEncoder, NewBlock
 from mailboat.patch.format import CONTEXTUAL, order_of
-from mailboat.patch.runs import Numbers, address_of
-from mailboat.patch.scratch import Scratch, Words, source_words
+from mailboat.patch.runs import Numbers
+from mailboat.patch.scratch import Scratch, Words, address_of, source_words
 
 _NO_WORDS = np.empty(0, np.uint32)
 _NO_BYTES = np.empty(0, np.uint8)

@@ -16,7 +16,7 @@ from mailboat.checkpoint.inventory import Inventory
 from mailboat.checkpoint.source import ArraySource, TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.format import POSITIONAL, Geometry, order_of, rice_parameters
-from mailboat.patch.scratch import Words
+from mailboat.patch.scratch import address_of
 from mailboat.patch.table import Table
 
 Numbers = npt.NDArray[np.int64]
@@ -68,12 +68,6 @@ def addresses_of(base: TensorSource) -> Numbers:
         return np.zeros(count, np.int64)
     held = (base.words(index) for index in range(count))
     return np.array([0 if words is None else address_of(words) for words in held], np.int64)
-
-
-def address_of(words: Words) -> int:
-    """Where an array lies in memory."""
-    address: int = words.__array_interface__["data"][0]
-    return address
 
 
 def in_runs(table: Table, addresses: Numbers) -> Mask:

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,8 +31,6 @@ class Scratch:
 
     def __init__(self) -> None:
         self.kernels = kernels()
-        # There one pass over two blocks answers all that is asked about them; a device only finds the changes.
-        self.on_cpu = isinstance(self.kernels, ModuleType)
         self._held: dict[str, Words] = {}
 
     def words(self, name: str, nbytes: int) -> tuple[Words, Bytes]:
@@ -55,6 +52,12 @@ class Scratch:
     def positions(self, count: int) -> npt.NDArray[np.uint32]:
         """Room for `count` positions."""
         return self.bytes("positions", count * 4).view(np.uint32)
+
+
+def address_of(words: Words) -> int:
+    """Where an array lies in memory."""
+    address: int = words.__array_interface__["data"][0]
+    return address
 
 
 def source_words(

@@ -12,10 +12,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import changes, numbers, refresh, sums
+from kernels import changes, decode, numbers, refresh, sums
 
 TARGET = GPUTarget("cuda", 90, 32)
 LIST = {"total": "*i64", "positions": "*i64"}
+POINTERS = "words", "blocks", "owners", "tiles", "found", "transitions", "entries", "positions", "literals_to", "status"
+DECODING = dict.fromkeys(POINTERS, "*i64")
 SCALES = {"scale_total": "*i64", "scale_positions": "*i64"}
 
 
@@ -33,7 +35,6 @@ def variants(
         pair = dict.fromkeys(("old_ptr", "new_ptr", "olds", "news"), f"*{kind}")
         for dense in layouts:
             found.append((changes._diff, LIST | pair, {"CONTIGUOUS": dense, "SIZE": changes.BLOCK}))
-        found.append((changes._class_histograms, {"counts": "*i64"} | pair, {"SIZE": changes.BLOCK}))
         scatter = {"out": f"*{kind}", "positions": "*i64", "values": f"*{kind}"}
         found.append((changes._scatter, scatter, {"SIZE": changes.BLOCK}))
         width = WIDTHS[kind]
@@ -41,6 +42,14 @@ def variants(
         found.append((sums._tensor_sums, of_sums, {"UNIT": width, "SIZE": sums.BLOCK}))
         applied = of_sums | {"positions": "*i64", "values": f"*{kind}"}
         found.append((sums._apply_with_sums, applied, {"WIDTH": width, "SIZE": sums.BLOCK}))
+        made = DECODING | {"old_ptr": f"*{kind}", "literals": f"*{kind}", "news": f"*{kind}", "values": "*u8"}
+        for order in (numbers.UNSIGNED, numbers.SIGNED, numbers.FLOAT):
+            found.append((decode._elements, made, {"ORDER": order, "WIDTH": width, "TILE": decode.TILE}))
+    for states in (1, 8, 32):
+        walked = {"STATES": states}
+        found.append((decode._transitions, DECODING, walked | {"LANES": decode.LANES}))
+        found.append((decode._entries, DECODING, walked | {"WALKS": decode.WALKS}))
+    found.append((decode._positions, DECODING, {"WALKS": decode.WALKS}))
     for master in masters:
         codes = LIST | {"master": master, "codes": "*u8", "olds": "*u8", "news": "*u8", "problems": "*i32"}
         fp8 = codes | SCALES | {"scales": "*i32", "scale_olds": "*i32", "scale_news": "*i32"}

@@ -12,6 +12,10 @@ from kernels import reference
 Array = np.ndarray[Any, Any]
 
 
+class Host(np.ndarray[Any, Any]):
+    """Numbers that stay on the host on every side."""
+
+
 class Side:
     """Calls a kernel by its name."""
 
@@ -27,16 +31,16 @@ class Interpreter(Side):
     name, device = "interpreter", "cpu"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        from kernels import changes, refresh, sums
+        from kernels import changes, decode, refresh, sums
 
-        function = next(getattr(m, name) for m in (changes, sums, refresh) if hasattr(m, name))
+        function = next(getattr(m, name) for m in (changes, decode, sums, refresh) if hasattr(m, name))
         return lambda *arguments, **options: self._call(function, arguments, options)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        there = [self._tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        there = [self._tensor(a) if _travels(a) else a for a in arguments]
         result = function(*there, **options)
         for array, tensor in zip(arguments, there, strict=True):
-            if isinstance(array, np.ndarray):
+            if _travels(array):
                 signed(array)[...] = tensor.cpu().numpy()
         return _back(result)
 
@@ -79,7 +83,13 @@ def bits(array: Any) -> Array:
     return array.view(f"u{array.itemsize}")
 
 
+def _travels(argument: Any) -> bool:
+    return isinstance(argument, np.ndarray) and not isinstance(argument, Host)
+
+
 def _back(result: Any) -> Any:
+    if hasattr(result, "status"):
+        return reference.Decoded(result.positions.cpu().numpy(), result.new.cpu().numpy(), result.status)
     if hasattr(result, "positions"):
         return reference.Changes(*(getattr(result, part).cpu().numpy() for part in ("positions", "old", "new")))
     if isinstance(result, tuple):

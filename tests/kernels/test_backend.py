@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +13,16 @@ import numpy as np
 import pytest
 
 from mailboat import compiled
-from mailboat.checkpoint.source import ArraySource
-from mailboat.errors import DeviceUnavailable
+from mailboat.checkpoint.source import ArraySource, TensorSource
+from mailboat.errors import DeviceUnavailable, PatchError
 from mailboat.image import Image
-from mailboat.patch.backends import kernels
+from mailboat.patch import PatchFile, blocks
+from mailboat.patch.backends import gpu_kernels, kernels
 from mailboat.patch.build import build_patch
+from mailboat.patch.classes import classes_of
+from mailboat.patch.decode import Decoder
+from mailboat.patch.parts import Parts
+from mailboat.patch.scratch import Scratch
 from mailboat.quantise import FORMATS
 from mailboat.quantise.source import QuantisedSource
 from tests.kernels.conftest import WANTED
@@ -57,15 +63,96 @@ def test_patches_are_byte_for_byte_those_of_the_cpu(
     np.testing.assert_array_equal(there.target_state.sums, here.target_state.sums)
 
 
-def test_an_image_advances_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encode_for", ["size", "speed"])
+def test_an_image_advances_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encode_for: Literal["size", "speed"]
+) -> None:
     base, target = states()
-    built = build_patch(base, target, tmp_path / "patch.mbp")
+    built = build_patch(base, target, tmp_path / "patch.mbp", encode_for=encode_for)
     monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
     image = Image.create(tmp_path / "image", base, built.base_state)
     overlay = image.prepare([tmp_path / "patch.mbp"], built.target_state)
     image.commit(overlay)
     assert image.digest == built.target_state.digest
     image.verify_sums()
+
+
+def every_block(patch: Path, base: TensorSource) -> dict[tuple[int, int], tuple[bytes, ...]]:
+    """What a patch does to each block."""
+    with ExitStack() as stack:
+        decoder = Decoder(Parts.open([patch], base.inventory, stack), base, 2)
+        return {
+            (block.index, block.start): tuple(
+                np.asarray(part).tobytes() for part in (block.positions, block.new, block.change)
+            )
+            for block in decoder.all(stack)
+        }
+
+
+@pytest.mark.parametrize("at_once", [1 << 21, 1])
+def test_positional_blocks_are_decoded_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """From a base in memory, where they come in runs, and from one on disk, where they come alone."""
+    base, target = states()
+    built = build_patch(base, target, tmp_path / "patch.mbp", encode_for="speed")
+    expected = every_block(tmp_path / "patch.mbp", base)
+    with PatchFile.open(tmp_path / "patch.mbp") as patch:
+        assert "positional" in patch.codecs
+    monkeypatch.setenv("MAILBOAT_DEVICE", DEVICE)
+    monkeypatch.setattr(gpu_kernels("arrays"), "_AT_ONCE", at_once)
+    monkeypatch.setattr(compiled, "decode_positional", None)
+    assert every_block(tmp_path / "patch.mbp", base) == expected
+    with Image.create(tmp_path / "image", base, built.base_state) as image:
+        assert every_block(tmp_path / "patch.mbp", image) == expected
+
+
+def test_a_damaged_block_is_refused_on_the_device_in_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, target = states()
+    build_patch(base, target, tmp_path / "patch.mbp", encode_for="speed")
+    sound = (tmp_path / "patch.mbp").read_bytes()
+    said = []
+    for device in ("cpu", DEVICE):
+        monkeypatch.setenv("MAILBOAT_DEVICE", device)
+        for place in (-40, -20, -8):
+            damaged = bytearray(sound)
+            damaged[place] ^= 0xFF
+            (tmp_path / "damaged").write_bytes(damaged)
+            try:
+                said.append((device, place, every_block(tmp_path / "damaged", base)))
+            except PatchError as error:
+                said.append((device, place, str(error)))
+    half = len(said) // 2
+    assert [told[1:] for told in said[:half]] == [told[1:] for told in said[half:]]
+    assert any(isinstance(told[2], str) for told in said)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F8_E4M3", "F64", "I8"])
+@pytest.mark.parametrize(("elements", "density"), [(1000, 0.02), (40 * 1001, 0.003), (1000, 0.6), (64, 0.0)])
+def test_two_blocks_are_compared_as_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, elements: int, density: float
+) -> None:
+    """Positions, new elements, counts by class, sums: of few changes all, of many the positions."""
+    width = {"BF16": 2, "F32": 4, "F64": 8}.get(dtype, 1)
+    generator = np.random.default_rng(elements)
+    old, new = (np.zeros(-(-elements * width // 8), np.uint64) for _ in range(2))
+    held, after = (words.view(np.uint8)[: elements * width].view(f"u{width}") for words in (old, new))
+    held[:] = generator.integers(0, np.iinfo(held.dtype).max, elements, dtype=held.dtype, endpoint=True)
+    after[:] = held ^ (generator.random(elements) < density)
+    monkeypatch.setattr("mailboat.patch.blocks._COUNTED", 1 << 12)
+    results = []
+    for device in ("cpu", DEVICE):
+        monkeypatch.setenv("MAILBOAT_DEVICE", device)
+        scratch = Scratch()
+        found = blocks.compare(
+            scratch, old, new, None, elements=elements, width=width, piece=(elements // 8 * width, 3, 5),
+            seed=(np.uint64(1 << 63), np.uint64(9)), classes=classes_of(dtype),
+        )  # fmt: skip
+        few = found.few, found.elements.tobytes(), found.counts.tobytes()
+        results.append((found.positions.tobytes(), found.delta.tobytes(), few if found.few else found.few))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("format", FORMATS)

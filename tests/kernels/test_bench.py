@@ -43,7 +43,7 @@ def test_every_row_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = bench.Bench("cpu", 32 * 256, 256)
     rows.run()
     assert [row.kernel for row in rows.rows] == [
-        "copy", "diff + compact", "class histograms", "tensor sums", "scatter", "apply + sums", "refresh bf16",
+        "copy", "diff + compact", "tensor sums", "scatter", "apply + sums", "scan-decode", "refresh bf16",
         "refresh fp8 128 x 128", "refresh fp8 by row", "refresh nvfp4", "refresh mxfp4", "refresh int4",
     ]  # fmt: skip
     assert all(row.exact for row in rows.rows)

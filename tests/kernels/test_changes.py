@@ -1,4 +1,4 @@
-"""Diff, histograms and scatter: bit for bit on every side."""
+"""Diff and scatter: bit for bit on every side."""
 
 from __future__ import annotations
 
@@ -68,24 +68,6 @@ def test_a28_all_bf16_patterns_are_told_apart(side: Side) -> None:
         found = side.diff(every, every ^ np.uint16(flip))
         assert found.positions.size == 65536
         np.testing.assert_array_equal(bits(found.new), every ^ np.uint16(flip))
-
-
-@pytest.mark.parametrize("elements", [0, 1, 4097, 20000])
-def test_histograms_by_class(side: Side, elements: int) -> None:
-    old, new = pair(elements, np.uint16, 0.2)
-    found = side.class_histograms(old, new, shift=7, mask=255)
-    np.testing.assert_array_equal(found, reference.class_histograms(old, new, shift=7, mask=255))
-    exponents = (old >> 7) & 255
-    assert [int(n) for n in found[0]] == [int((exponents == c).sum()) for c in range(256)]
-    assert [int(n) for n in found[1]] == [int(((exponents == c) & (old != new)).sum()) for c in range(256)]
-
-
-@pytest.mark.parametrize("dtype", WIDTHS)
-def test_histograms_of_other_widths(side: Side, dtype: type) -> None:
-    old, new = pair(3000, dtype, 0.2)
-    shift = 8 * np.dtype(dtype).itemsize - 5
-    found = side.class_histograms(old, new, shift=shift, mask=15)
-    np.testing.assert_array_equal(found, reference.class_histograms(old, new, shift=shift, mask=15))
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
