@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +53,15 @@ def collect(job_id: str, _kind: str) -> None:
     _Collector.sent.append(job_id)
 
 
+def lease_runs_out(job: Any) -> None:
+    """Lets time pass for the lease of a worker that was killed, and the sweeper come by."""
+    from controlplane.jobs import services
+
+    type(job).objects.filter(pk=job.pk).update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+    services.requeue_expired()
+    job.refresh_from_db()
+
+
 StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -72,7 +83,7 @@ def start_worker(run: Any, database_url: str, home: Path, settings: Any) -> Iter
         arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"]
         with (home / f"worker-{len(started)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "workers.app", *arguments],
+                [sys.executable, "-m", "celery", "-A", "tests.workers.halting", *arguments],
                 cwd=CHECKOUT, env={**environment, **extra}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         started.append(process)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from controlplane.jobs import services as jobs
 from controlplane.jobs import triggers
 from controlplane.jobs.models import Job
 from controlplane.registry import blobs
 from controlplane.registry.models import Blob, Run, Tombstone, Version
 from tests.waiting import eventually
-from tests.workers.conftest import StartWorker
+from tests.workers.conftest import StartWorker, lease_runs_out
+from tests.workers.halting import HALT, stands_still
 from tests.workers.test_merge import carry_out, line
 
 
@@ -59,21 +59,19 @@ def test_a23_a_worker_killed_in_the_middle_of_a_collection(run: Run, home: Path,
             for name, data in zip(names, strays, strict=True)
         ]
     )
-    doomed = start_worker("check", MAILBOAT_LEASE_SECONDS="2")
+    halt = {HALT: "controlplane.registry.retention:hold_names:4"}
+    doomed = start_worker("check", **halt)
     job, _ = triggers.collect(run, actor="test")
-    eventually(lambda: Tombstone.objects.filter(cleared_at=None).count() < Tombstone.objects.count())
+    eventually(lambda: stands_still(doomed))
+    assert Tombstone.objects.exclude(cleared_at=None).exists()
     os.kill(doomed.pid, signal.SIGKILL)
     doomed.wait()
     assert Tombstone.objects.filter(cleared_at=None).exists(), "it was killed in the middle"
     assert not Blob.objects.filter(run=run).exists(), "no row is left without its bytes"
-    start_worker("check", MAILBOAT_LEASE_SECONDS="2")
-
-    def done() -> bool:
-        jobs.requeue_expired()
-        job.refresh_from_db()
-        return job.state == "succeeded"
-
-    eventually(done)
+    start_worker("check")
+    job.refresh_from_db()
+    lease_runs_out(job)
+    eventually(lambda: job.refresh_from_db() or job.state == "succeeded")
     assert job.attempt == 2
     assert not Tombstone.objects.filter(cleared_at=None).exists()
     assert all(blobs.store().size(run.pk, name) is None for name in names)

@@ -12,7 +12,8 @@ import pytest
 from mailboat.digest import measure
 from tests.waiting import eventually
 from tests.workers.checkpoints import commit, first, following, publish, source, write
-from tests.workers.conftest import StartWorker
+from tests.workers.conftest import StartWorker, lease_runs_out
+from tests.workers.halting import HALT, stands_still
 
 
 @pytest.fixture
@@ -31,22 +32,18 @@ def state(row: Any) -> str:
 def test_a49_a_worker_killed_in_the_middle_of_a_build(
     run: Any, allowed: Path, home: Path, start_worker: StartWorker
 ) -> None:
-    from controlplane.jobs import services
     from controlplane.registry.models import Patch
     from workers.scratch import clear_abandoned
 
-    arrays = first(rows=400_000)  # 51 MB, so that a build takes a while
+    arrays = first()
     after = following(arrays, 2)
     paths = [write(arrays, allowed / "0"), write(after, allowed / "1")]
-    lease = {"MAILBOAT_LEASE_SECONDS": "2"}
-    doomed = start_worker("publish", **lease)
+    doomed = start_worker("publish", **{HALT: "workers.build:build_patch:1"})
     zero = commit(run, paths[0], 0)
     eventually(lambda: state(zero) == "ready")
 
     one = commit(run, paths[1], 1, 0)
-    while state(one) != "building":
-        assert one.state == "committed", one.state
-    os.kill(doomed.pid, signal.SIGSTOP)
+    eventually(lambda: stands_still(doomed))
     assert state(one) == "building"
     os.kill(doomed.pid, signal.SIGKILL)
     doomed.wait()
@@ -55,8 +52,8 @@ def test_a49_a_worker_killed_in_the_middle_of_a_build(
     killed = job.owner
     assert state(job) == "running"
 
-    start_worker("publish", **lease)
-    eventually(lambda: services.requeue_expired() or state(job) != "running" or job.attempt == 2)
+    start_worker("publish")
+    lease_runs_out(job)
     eventually(lambda: state(one) == "ready" and state(job) == "succeeded")
     assert (job.attempt, one.state_digest) == (2, measure(source(after)).digest)
     assert job.owner != killed
@@ -66,29 +63,24 @@ def test_a49_a_worker_killed_in_the_middle_of_a_build(
     assert not list((home / "scratch").iterdir())
 
 
-@pytest.mark.long
 def test_a49_a_worker_killed_in_the_middle_of_a_validation(
     run: Any, tmp_path: Path, home: Path, start_worker: StartWorker
 ) -> None:
-    from controlplane.jobs import services
     from controlplane.registry.models import Patch
 
-    arrays = first(rows=400_000)
-    lease = {"MAILBOAT_LEASE_SECONDS": "2"}
-    doomed = start_worker("publish", **lease)
+    arrays = first()
+    doomed = start_worker("publish", **{HALT: "workers.validate:require_same:2"})
     zero = publish(run, arrays, 0, None, tmp_path)
     eventually(lambda: state(zero) == "ready")
     one = publish(run, after := following(arrays, 2), 1, (arrays, zero), tmp_path)
-    while state(one) != "validating":
-        assert one.state == "committed", one.state
-    os.kill(doomed.pid, signal.SIGSTOP)
+    eventually(lambda: stands_still(doomed))
     assert state(one) == "validating"
     os.kill(doomed.pid, signal.SIGKILL)
     doomed.wait()
     one.refresh_from_db()
     job = one.job
-    start_worker("publish", **lease)
-    eventually(lambda: services.requeue_expired() or state(job) != "running" or job.attempt == 2)
+    start_worker("publish")
+    lease_runs_out(job)
     eventually(lambda: state(one) == "ready" and state(job) == "succeeded")
     assert (job.attempt, one.state_digest) == (2, measure(source(after)).digest)
     assert Patch.objects.count() == 1

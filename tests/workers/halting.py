@@ -1,0 +1,41 @@
+"""The workers' application in a process that stands still before a call: MAILBOAT_TEST_HALT is `module:function:n`, the
+n-th call of that function. Whoever started it sees that (`stands_still`) and kills it there, on however busy a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from workers.app import app
+
+__all__ = ["app"]
+
+HALT = "MAILBOAT_TEST_HALT"
+
+
+def stands_still(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has come to that call."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _halt_before(module: Any, name: str, turn: int) -> None:
+    real, calls = getattr(module, name), 0
+
+    def halting(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == turn:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*arguments, **options)
+
+    setattr(module, name, halting)
+
+
+if HALT in os.environ:
+    _module, _name, _turn = os.environ[HALT].split(":")
+    _halt_before(import_module(_module), _name, int(_turn))
