@@ -88,8 +88,8 @@ def test_by_keyboard_register_catch_up_drain_and_replay(
     page = person.page
     tab_to(page, "Register island")
     page.keyboard.press("Enter")
-    page.wait_for_selector("h1:has-text('Register an island')")
-    page.keyboard.type("skerry")  # the name has the focus
+    page.wait_for_selector("[name=name]:focus")
+    page.keyboard.type("skerry")
     page.keyboard.press("Tab")
     page.keyboard.type(f"{RUN} ")  # the list opens the choice that begins so
     tab_to(page, "Provider")

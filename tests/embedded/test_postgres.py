@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,9 +148,7 @@ def test_orphans_of_a_killed_server_are_ended_before_the_next_start(server: Embe
     os.kill(keeper, signal.SIGSTOP)  # so that it can't start the server again
     os.kill(main, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
-    started = time.monotonic()
     server.start()
-    assert time.monotonic() - started < 15
     assert ask(server.home, "select to_regclass('lost')") is None
     busy.close()
 
@@ -224,7 +221,7 @@ def test_a_normal_user_runs_it_as_itself(open_home: Path) -> None:
     pid = main_process(open_home)
     assert Path(f"/proc/{pid}").stat().st_uid == NOBODY
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: (places(open_home).data / "postmaster.pid").exists() and main_process(open_home) != pid)
+    eventually(lambda: main_process(open_home) != pid)
     user.kill()
     user.wait()
     eventually(lambda: gone(open_home))

@@ -127,7 +127,20 @@ def test_in_place_and_not_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert running.greedy()["weight_version_end"] == 2
 
 
-def test_a41_a_stream_goes_on_through_a_commit(tmp_path: Path) -> None:
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, a pass takes long enough for a test to do something in the middle of an answer."""
+    step, event = Batch.step, threading.Event()
+
+    def slow(batch: Batch, model: Any) -> None:
+        event.wait(0.1)
+        step(batch, model)
+
+    monkeypatch.setattr(Batch, "step", slow)
+    return event
+
+
+def test_a41_a_stream_goes_on_through_a_commit(tmp_path: Path, hurry: threading.Event) -> None:
     with bench(tmp_path) as running:
         answer = running.pool.request(
             "POST", f"{running.sidecar.url}/v1/chat/completions", preload_content=False, timeout=PATIENCE,
@@ -138,18 +151,20 @@ def test_a41_a_stream_goes_on_through_a_commit(tmp_path: Path) -> None:
         first = next(lines)
         assert b"delta" in first and answer.headers["Mailboat-Version-Start"] == "0"
         running.step()
+        hurry.set()
         events = [line[5:] for line in lines if line.startswith(b"data:")]
         last = json.loads(events[-2])
         assert events[-1].strip() == b"[DONE]" and last["choices"][0]["finish_reason"] == "length"
         assert last["weight_version_end"] == 1
 
 
-def test_requests_run_side_by_side(tmp_path: Path) -> None:
+def test_requests_run_side_by_side(tmp_path: Path, hurry: threading.Event) -> None:
     with bench(tmp_path) as running:
         long, _ = in_background(lambda: running.greedy(400))
         eventually(lambda: running.sidecar.active)
         assert running.greedy(3)["choices"][0]["finish_reason"] == "length"
         assert long.is_alive(), "the short one did not wait for the long one"
+        hurry.set()
         long.join(PATIENCE)
         several = running.post("/v1/completions", prompt="w4", max_tokens=5, n=4, seed=7)[1]
         again = running.post("/v1/completions", prompt="w4", max_tokens=5, n=4, seed=7)[1]
@@ -225,11 +240,12 @@ def test_requests_of_different_clients_share_their_passes(tmp_path: Path, monkey
     assert max(passes) >= 6 and len(passes) < 60, "not one pass for each token of each, and none for who went away"
 
 
-def test_a_commit_in_the_middle_of_a_batch_is_stamped_for_all(tmp_path: Path) -> None:
+def test_a_commit_in_the_middle_of_a_batch_is_stamped_for_all(tmp_path: Path, hurry: threading.Event) -> None:
     with bench(tmp_path) as running:
         asked = [in_background(lambda: running.greedy(300)) for _ in range(4)]
         eventually(lambda: running.sidecar.active == 4)
         running.step()
+        hurry.set()
         for thread, answers in asked:
             thread.join(PATIENCE)
             assert (answers[0]["weight_version_start"], answers[0]["weight_version_end"]) == (0, 1)

@@ -104,6 +104,7 @@ class ContractServer:
         self.verdict: Callable[[Manifest], tuple[str, str]] = lambda _manifest: ("ready", "")
         self.on_call: Callable[[str], None] = lambda _call: None
         self.changed = threading.Condition()
+        self.waiting = 0  # long polls that are not answered yet
         self._http = ThreadingHTTPServer((host, 0), _handler(self))
         self._http.daemon_threads = True
         self.address = f"http://{host}:{self._http.server_port}"
@@ -319,10 +320,13 @@ class ContractServer:
     def _head(self, *, query: dict[str, str], headers: Any, **_: Any) -> Reply:
         after = int(query["after"]) if "after" in query else None
         with self.changed:
+            self.waiting += 1
+            self.changed.notify_all()
             self.changed.wait_for(
                 lambda: self.released or (self.head is not None and (after is None or self.head.serial != after)),
                 float(query.get("wait", 0)),
             )
+            self.waiting -= 1
             head = self.head
         if head is None:
             return Reply(204)

@@ -301,7 +301,7 @@ def test_manifest_with_other_parts_needs_the_strong_digests(server: ContractServ
     ("changes", "words"),
     [
         ({"expires": int(time.time()) - 4000, "issued": int(time.time()) - 9000}, "expired"),
-        ({"issued": int(time.time()) + 4000, "expires": int(time.time()) + 9000}, "future"),
+        ({"issued": int(time.time()) + 90_000, "expires": int(time.time()) + 99_000}, "future"),
         ({"serial": 1}, "serial 1"),
         ({"run": "00000000-0000-0000-0000-000000000000"}, "another run"),
         ({"channel": "stable"}, "another run or channel"),

@@ -23,7 +23,7 @@ from mailboat.digest import measure
 from mailboat.patch import build_patch
 from tests.island.fleet import held_state, island
 from tests.together.test_real_server import Harbour, harbour  # noqa: F401  a fixture
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 from workers import supervised
 from workers.lease import Cancelled, Lease
 
@@ -107,9 +107,9 @@ def test_a_child_that_is_killed_or_hangs_or_is_cancelled_is_told_of(
         jobs.cancel(Job.objects.get(state="running"), "test")
 
     cases: list[tuple[Any, float, type[Exception], str | None]] = [
-        (kill, 60.0, supervised.ChildFailed, "killed by signal 9"),
-        (pid, 0.5, supervised.ChildFailed, "did not move"),
-        (cancel, 60.0, Cancelled, None),
+        (kill, PATIENCE, supervised.ChildFailed, "killed by signal 9"),
+        (lambda: None, 0.5, supervised.ChildFailed, "did not move"),
+        (cancel, PATIENCE, Cancelled, None),
     ]
     for act, still, expected, words in cases:
         job, _ = jobs.enqueue("replay", None, {}, f"silent {words}", project=project)

@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MIB = 1 << 20
+SOONER = 50  # seconds; a poll that nobody wakes is answered after 60
 
 
 class Http:
@@ -36,7 +37,7 @@ class Http:
         self.address = urlsplit(server)
         self.headers = {"Authorization": f"Bearer {token}"}
 
-    def open(self, timeout: float = 30) -> http.client.HTTPConnection:
+    def open(self, timeout: float = PATIENCE) -> http.client.HTTPConnection:
         assert self.address.hostname
         return http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=timeout)
 
@@ -247,13 +248,13 @@ def test_streaming_costs_little_memory(run: Run, publisher: Http) -> None:
     assert upload is not None
     publisher("HEAD", "runs/minilm/blobs/" + "0" * 64)
     with Peak() as peak:
-        link = publisher.open(120)
+        link = publisher.open()
         headers = publisher.headers | {"Upload-Offset": "0", "Content-Length": str(size)}
         path = f"/api/v1/projects/harbour/runs/minilm/blobs/uploads/{upload.pk}"
         link.request("PATCH", path, iter([piece] * 256), headers)
         assert link.getresponse().status == 204
         link.close()
-        link = publisher.open(120)
+        link = publisher.open()
         link.request(
             "GET", f"/api/v1/projects/harbour/runs/minilm/blobs/{digest.hexdigest()}", headers=publisher.headers
         )
@@ -319,15 +320,13 @@ def test_a_move_wakes_every_waiter_and_waiters_hold_no_connection(
 ) -> None:
     first = ready(run, 0)
     version = commit(run, 1, first)
-    waiters = [pool.submit(publisher, "GET", HEAD + "?after=1&wait=30") for _ in range(60)]
+    waiters = [pool.submit(publisher, "GET", HEAD + "?after=1&wait=60") for _ in range(60)]
     kept = THREADS + LOOKERS  # the server's own, however many wait
     wait_for(lambda: others() <= kept + 2 and listening() == 1, steady=1.0)
     assert not any(waiter.done() for waiter in waiters)
-    moved = time.monotonic()
     make_ready(version)
     for waiter in waiters:
-        assert waiter.result(PATIENCE)[0] == 200
-    assert time.monotonic() - moved < 10
+        assert waiter.result(SOONER)[0] == 200
 
 
 def test_a_renewed_expiry_is_answered_after_the_wait(run: Run, publisher: Http) -> None:
@@ -348,7 +347,7 @@ def test_a50_listening_comes_back_after_the_database_dropped_it(
     run: Run, publisher: Http, pool: ThreadPoolExecutor
 ) -> None:
     version = commit(run, 0)
-    waiter = pool.submit(publisher, "GET", HEAD + "?wait=30")
+    waiter = pool.submit(publisher, "GET", HEAD + "?wait=60")
     wait_for(lambda: listening() == 1)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -356,11 +355,11 @@ def test_a50_listening_comes_back_after_the_database_dropped_it(
             " WHERE application_name = 'mailboat heads' AND datname = current_database()"
         )
     make_ready(version)
-    assert waiter.result(PATIENCE)[0] == 200
-    again = pool.submit(publisher, "GET", HEAD + "?after=1&wait=30")
+    assert waiter.result(SOONER)[0] == 200
+    again = pool.submit(publisher, "GET", HEAD + "?after=1&wait=60")
     wait_for(lambda: listening() == 1)
     ready(run, 1, version)
-    assert again.result(PATIENCE)[0] == 200
+    assert again.result(SOONER)[0] == 200
 
 
 def test_a51_a_credential_revoked_while_it_waits_is_401(
@@ -368,12 +367,12 @@ def test_a51_a_credential_revoked_while_it_waits_is_401(
 ) -> None:
     island, credential = enrol(run)
     version = commit(run, 0)
-    waiter = pool.submit(Http(server, credential), "GET", HEAD + "?wait=30")
+    waiter = pool.submit(Http(server, credential), "GET", HEAD + "?wait=60")
     wait_for(lambda: listening() == 1, steady=0.3)
     assert island.token is not None
     accounts.revoke_token(island.token, actor="owner")
     make_ready(version)
-    assert waiter.result(PATIENCE)[0] == 401
+    assert waiter.result(SOONER)[0] == 401
 
 
 def others() -> int:
@@ -392,9 +391,9 @@ def _count(condition: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def wait_for(condition: Any, *, steady: float = 0.0, timeout: float = 20) -> None:
+def wait_for(condition: Any, *, steady: float = 0.0) -> None:
     """Until the condition holds, for as long as `steady` asks."""
-    deadline, since = time.monotonic() + timeout, None
+    deadline, since = time.monotonic() + PATIENCE, None
     while time.monotonic() < deadline:
         if condition():
             since = since or time.monotonic()
