@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import PATIENCE, free_port
+from tests.waiting import PATIENCE, eventually, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 400
@@ -24,12 +24,8 @@ DEADLINE = 400
 def demo_home(tmp_path: Path) -> Iterator[Path]:
     """A home whose every process must be gone when the test ends."""
     yield tmp_path
-    leftovers = [
-        p.info["cmdline"]
-        for p in psutil.process_iter(["cmdline"])
-        if str(tmp_path) in " ".join(p.info["cmdline"] or [])
-    ]
-    assert not leftovers
+    running = lambda: [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]  # noqa: E731
+    eventually(lambda: not any(str(tmp_path) in command for command in running()))
 
 
 def demo(home: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -62,8 +63,9 @@ def test_writes_per_version_are_proportional_to_the_patch(
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE)
             for note in Path("/dev/shm").glob(f"mailboat-{os.getuid()}/*.store"):
-                if note.read_bytes() == os.fsencode(store):
-                    remove(note.with_suffix(""))
-                    remove(note)
+                with contextlib.suppress(FileNotFoundError):  # another island's, which went meanwhile
+                    if note.read_bytes() == os.fsencode(store):
+                        remove(note.with_suffix(""))
+                        remove(note)
     assert patches <= wrote <= 1.1 * patches + VERSIONS * NOTES, f"{wrote:,} for patches of {patches:,}"
     assert wrote < VERSIONS * full / 10, "a checkpoint written anew for each version would be ten times that"

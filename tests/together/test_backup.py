@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -49,8 +50,8 @@ def open_home() -> Iterator[Path]:
 @contextmanager
 def frozen(folder: Path) -> Iterator[None]:
     """The island whose store lies in a folder does nothing meanwhile."""
-    store, commands = str(folder / "store").encode(), Path("/proc").glob("[0-9]*/cmdline")
-    (process,) = (int(path.parent.name) for path in commands if store in path.read_bytes().split(b"\0"))
+    store = str(folder / "store")
+    (process,) = (found.pid for found in psutil.process_iter(["cmdline"]) if store in (found.info["cmdline"] or []))
     os.kill(process, signal.SIGSTOP)
     try:
         yield

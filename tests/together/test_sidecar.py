@@ -16,7 +16,7 @@ from tests.engines.contract_engine import ContractEngine
 from tests.island.fleet import RunningIsland, island
 from tests.sidecar.harness import Versions
 from tests.together.test_real_server import Harbour, harbour
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import PATIENCE, eventually, free_port
 
 __all__ = ["harbour"]  # a fixture
 
@@ -133,7 +133,7 @@ def test_a08_a42_the_fleet_shows_an_engine_that_fails_and_its_return(harbour: Ha
 
 def test_a39_the_island_starts_again_before_its_engine(harbour: Harbour, tmp_path: Path) -> None:
     versions = Versions(tmp_path)
-    engine = ContractEngine("vllm")
+    engine = ContractEngine("vllm", port=free_port())
     with harbour.publisher() as trainer:
         publish(trainer, versions, tmp_path / "checkpoint")
         serving = EngineOptions("vllm", (engine.url,), "127.0.0.1:0")
