@@ -74,17 +74,15 @@ class Way:
 def way(name: str, python: Path, checkpoint: Path, work: Path, versions: int) -> Way:
     """One way through all versions; the engine is killed in the last commit and starts again."""
     rig, log = Rig(checkpoint, work / name), work / f"vllm-{name}.log"
-    lines: list[str] = []
     served = work / name / "served"
     shutil.copytree(checkpoint, served)  # what the engine starts from stays the first version
     engine = Vllm(python, served, log, extension=name == "b")
     sidecar = None
     try:
         engine.wait()
-        sidecar = front(engine.url, lines)
+        sidecar = front(engine.url, lambda line: say(f"way {name}: {line}"))
         assert sidecar.url and sidecar._metrics
         sidecar.engine.load(rig.image, rig.applied())
-        say(f"way {name}: {lines[-1]}")
         pauses = []
         with Load(sidecar.url, rig) as load:
             load.wait(2)
@@ -126,7 +124,8 @@ def equal_fresh_starts(python: Path, work: Path, found: list[Answers]) -> bool:
             finally:
                 fresh.kill()
         if answers.said != expected[answers.digest]:
-            say(f"{answers.folder.name}: expected {expected[answers.digest]}, found {answers.said}")
+            wrong = [pair for pair in zip(expected[answers.digest], answers.said, strict=True) if pair[0] != pair[1]]
+            say(f"{answers.folder.name}: {len(wrong)} of {len(answers.said)} differ; expected and found {wrong[0]}")
             equal = False
     return equal
 

@@ -69,9 +69,9 @@ class Rig:
             overlay.close()
 
 
-def front(url: str, lines: list[str]) -> Sidecar:
+def front(url: str, say: Callable[[str], None]) -> Sidecar:
     """A sidecar in front of one vLLM."""
-    return Sidecar(EngineOptions("vllm", (url,), "127.0.0.1:0"), stop=Stop(), say=lines.append)
+    return Sidecar(EngineOptions("vllm", (url,), "127.0.0.1:0"), stop=Stop(), say=say)
 
 
 def greedy(url: str) -> list[Any]:
@@ -87,12 +87,12 @@ def greedy(url: str) -> list[Any]:
 
 
 def _asked(url: str, path: str, body: dict[str, Any]) -> Any:
-    """What was generated, without what differs from request to request."""
+    """What was generated, without the labels of versions and the like."""
     answer = urllib3.request("POST", url + path, json=body, timeout=300, retries=False).json()
     found = answer.get("choices") or answer.get("content")
     if not found:
         raise RuntimeError(f"no answer to a greedy request on {path}: {answer}")
-    return found
+    return [found[0].get(key) for key in ("text", "token_ids", "logprobs")]
 
 
 @dataclass

@@ -26,7 +26,7 @@ class Vllm:
         command = [
             str(python.parent / "vllm"), "serve", str(folder), "--served-model-name", "smol", "--max-model-len", "1024",
             "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--max-num-seqs", "8",
-            "--worker-extension-cls", EXTENSIONS[extension],
+            "--enable-scale-out", "--worker-extension-cls", EXTENSIONS[extension],
         ]  # fmt: skip
         environment = dict(
             os.environ, VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", NO_PROXY="*",
