@@ -28,7 +28,8 @@ from tests.sidecar.harness import Stream, Versions
 from tests.waiting import PATIENCE, eventually
 
 NAME = f"mb{os.getpid() % 100000}"
-ROOT, LEADER, TO_MEMBER, MEMBER = "10.213.0.1", "10.213.0.2", "10.213.1.1", "10.213.1.2"
+NET = 2 * (os.getpid() % 120)  # another run of the tests on this machine has others
+ROOT, LEADER, TO_MEMBER, MEMBER = (f"10.213.{NET + far}.{host}" for far in (0, 1) for host in (1, 2))
 
 
 def ip(*words: str) -> None:
