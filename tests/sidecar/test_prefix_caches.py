@@ -16,6 +16,7 @@ from tests.engines.contract_engine import CARRYING, GENERATING, ContractEngine
 from tests.sidecar.harness import Station, station
 from tests.waiting import eventually
 
+LOAD = {"vllm": "reload_weights", "sglang": "/update_weights_from_disk"}
 BODY = {"prompt": "hello", "max_tokens": 2}
 DECLARED = sorted(path for path in GENERATING if ROUTES[path].vllm is Cache.DECLARED and path in CARRYING["vllm"][1])
 REFUSED = [
@@ -79,6 +80,27 @@ def test_an_engine_that_does_not_describe_itself_takes_keys_where_all_builds_do(
     with station([engine], tmp_path) as running:
         assert running.complete()[0] == 200
         assert running.post("/v1/messages", BODY)[0] == 403
+
+
+@pytest.mark.parametrize("kind", list(KEYS))
+def test_a36_what_an_engine_computed_before_it_was_loaded_is_forgotten(kind: str, tmp_path: Path) -> None:
+    engine = ContractEngine(kind)
+    with engine.serving():
+        running = Station([engine], tmp_path, mode=CommitMode.DRAIN)
+        try:
+            assert straight(running, "/v1/completions") == 0, "by a sidecar before this one, for example"
+            running.versions.next()
+            running.seed()
+            assert running.post("/v1/completions", BODY)[1]["cached_under"] == 1
+            engine.faults[LOAD[kind]] = "500"
+            engine.restart()
+            eventually(lambda: running.get("/health")[0] == 503)
+            engine.cache[("", "hello")] = 0
+            engine.faults.clear()
+            eventually(lambda: running.get("/health")[0] == 200)
+            assert running.post("/v1/completions", BODY)[1]["cached_under"] == 1
+        finally:
+            running.close()
 
 
 def test_a_reset_reaches_what_lies_beside_the_prefix_cache(tmp_path: Path) -> None:

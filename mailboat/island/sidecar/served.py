@@ -99,6 +99,7 @@ class Served:
             if not reached:
                 raise EngineUnreachable(self.fence)
             with self._door.quiet(applied, self._mode):
+                reached = self._each(reached, self._forget, "kept its prefix cache")
                 loaded, _ = self._swap(reached, lambda berth: self._bring(berth, image), applied)
             if not loaded:
                 raise EngineError(self.fence)
@@ -189,12 +190,16 @@ class Served:
                 self._say(f"engine {berth.server.url} reloads from the image: {error}")
         return found
 
-    def _reset_caches(self, berths: Sequence[Berth]) -> None:
-        """In `drain` mode nothing is resident now. A refusal comes before anything was touched."""
+    def _forget(self, berth: Berth) -> None:
+        """In `drain` mode an engine forgets what it computed from other weights, while nothing is resident."""
         if self._mode is CommitMode.DRAIN:
-            for _, error in self._run(berths, lambda berth: berth.server.reset_cache()):
-                if error is not None:
-                    raise CommitDeferred(f"A prefix cache was not reset, so nothing was changed: {error}")
+            berth.server.reset_cache()
+
+    def _reset_caches(self, berths: Sequence[Berth]) -> None:
+        """A refusal comes before anything was touched."""
+        for _, error in self._run(berths, self._forget):
+            if error is not None:
+                raise CommitDeferred(f"A prefix cache was not reset, so nothing was changed: {error}")
 
     def _swap(
         self, berths: Sequence[Berth], apply: Callable[[Berth], None], applied: Applied
@@ -383,6 +388,7 @@ class Served:
         """Brings one fenced engine back to the version held, beside others that serve."""
         try:
             self._learn(berth)
+            self._forget(berth)
             with self._lease([berth]) as lease:
                 berth.server.pause(resident=False)
                 berth.server.expect(applied.label)
