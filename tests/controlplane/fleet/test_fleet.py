@@ -156,7 +156,7 @@ def test_skew_in_versions_and_seconds(run: Run, island: Island) -> None:
     report(island, versions[1])
     found = row(island)
     assert (found.target, found.skew_versions) == (3, 2)
-    assert found.skew_seconds is not None and 100 <= found.skew_seconds < 110
+    assert found.skew_seconds is not None and 100 <= found.skew_seconds < 1000
 
 
 def test_ahead_after_a_rollback(run: Run, island: Island) -> None:

@@ -44,7 +44,7 @@ def test_a_queue_tells_depth_and_age_of_what_could_start(project: Project, forei
     Job.objects.filter(pk=first.pk).update(queued_at=Now() - timedelta(seconds=90))
     row = queue("check", project)
     assert (row.queued, row.waiting, row.running, row.workers) == (1, 1, 0, 0)
-    assert row.oldest_seconds is not None and 89 < row.oldest_seconds < 120
+    assert row.oldest_seconds is not None and 89 < row.oldest_seconds < 1000
     assert queue("check").queued == 2
     services.claim(first.pk, "w")
     services.park(first.pk, "w", "an answer", until=timedelta(minutes=1), saved={})
