@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from controlplane.embedded.postgres import EmbeddedPostgres
 
     _postgres = EmbeddedPostgres(Path(home))
-    _postgres.start()
+    _postgres.start(timeout=2 * PATIENCE)
 
 
 def pytest_unconfigure() -> None:

@@ -37,7 +37,7 @@ def chromium() -> Iterator[Any]:
         "true"  # playwright keeps an event loop in this thread; rows are read between its calls
     )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS, timeout=1000 * PATIENCE)
         yield browser
         browser.close()
     if before is None:
