@@ -25,7 +25,7 @@ _MODULUS = 1 << 64
 # Classes are counted in some chunks of a block (docs/format/contextual.md): in the same ones as on the CPU.
 _CHUNK, _CLASSES = 64, 256
 # So many elements of blocks that follow one another are decoded together, and at least one block.
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 20
 # Columns of what `decode_positional` is told of a block.
 _ADDRESS, _WORDS, _ELEMENTS, _WIDTH, _ORDER, _CHANGED, _RICE, _CODES, _LITERALS, _PIECE, _ROW, _WORD = range(12)
 _GROUPED = {"nvfp4": numbers.NVFP4, "mxfp4": numbers.MXFP4, "int4": numbers.INT4}

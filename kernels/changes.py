@@ -16,6 +16,8 @@ from .place import where_it_lies
 from .rounding import reserve
 
 BLOCK = 4096
+# Room for changes that a kernel is given where nobody expects a number: so many, and one in 32 elements.
+FEW = 1 << 16
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -73,7 +75,7 @@ def collect(
     Raises TooManyChangesError where there are more than `at_most`, before room for them is taken.
     """
     most = elements if at_most is None else min(elements, at_most)
-    room = min(most, elements // 32 + (1 << 16) if expected is None else expected)
+    room = min(most, elements // 32 + FEW if expected is None else expected)
     found = ChangeList(room, like)
     launch(found)
     total = int(found.total)

@@ -107,7 +107,7 @@ def every_block(patch: Path, base: TensorSource) -> dict[tuple[int, int], tuple[
         }
 
 
-@pytest.mark.parametrize("at_once", [1 << 21, 400])
+@pytest.mark.parametrize("at_once", [1 << 20, 400])
 def test_positional_blocks_are_decoded_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
