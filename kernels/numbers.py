@@ -26,6 +26,7 @@ FP4_MAX = 6.0
 FP4_MAX_BITS = 0x40C0_0000
 INT4_HALF_RANGE = 7.5
 NVFP4_RANGE = FP8_MAX * FP4_MAX
+FP16_END = 0x4780_0000  # 2^16: that and more is infinite
 FP8_BLOCK = 128
 UNIT_EXPONENT = 127
 SMALLEST_SCALE = 1  # E4M3 code of 2^-9: a group's scale is never zero
@@ -39,6 +40,7 @@ class Codes:
     first: int
 
 
+FP16 = Codes(shift=13, first=113)
 E4M3 = Codes(shift=20, first=121)
 E2M1 = Codes(shift=22, first=127)
 

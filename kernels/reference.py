@@ -201,6 +201,17 @@ def to_bf16(master: Array) -> NDArray[np.uint16]:
     return np.where(is_nan, quiet, rounded).astype(np.uint16)
 
 
+def to_fp16(master: Array) -> NDArray[np.uint16]:
+    """FP32 to FP16 bits, to nearest, ties to even; NaNs keep sign and upper payload and become quiet."""
+    bits = _elements(master)
+    magnitude = bits & np.uint32(0x7FFF_FFFF)
+    rounded = round_code(np.minimum(magnitude, np.uint32(numbers.FP16_END)), numbers.FP16)
+    quiet = np.uint32(0x7E00) | (magnitude >> np.uint32(13)) & np.uint32(0x3FF)
+    sign = bits >> np.uint32(16) & np.uint32(0x8000)
+    chosen: Bits = np.where(magnitude > np.uint32(0x7F80_0000), quiet, rounded) | sign
+    return chosen.astype(np.uint16)
+
+
 def round_code(magnitude: Bits, codes: Codes) -> Bits:
     """Magnitudes (binary32 bits) as codes of a small float, to nearest, ties to even; too large ones run on."""
     exponent = (magnitude >> 23).astype(np.int64)
@@ -333,6 +344,11 @@ def _not_finite(bits: Bits) -> int:
 def refresh_bf16(master: Array, served: Array, *, first: int = 0) -> Changes:
     """Cast FP32 masters, compare with the served BF16 bits, write what changed."""
     return _write(served, to_bf16(master), first)
+
+
+def refresh_fp16(master: Array, served: Array, *, first: int = 0) -> Changes:
+    """The same to FP16."""
+    return _write(served, to_fp16(master), first)
 
 
 def refresh_fp8(master: Array, codes: Array, scales: Array, block: tuple[int, int]) -> tuple[Changes, Changes, int]:

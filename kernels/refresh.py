@@ -26,6 +26,7 @@ from .rounding import (
     reserve_rows,
     round_code,
     to_bf16,
+    to_fp16,
     unsigned,
     wide,
 )
@@ -49,19 +50,21 @@ def _count_problems(weights, inside, problems):
     tl.atomic_add(problems, found)
 
 
-# --- BF16 -------------------------------------------------------------------------------------------------------------
+# --- BF16 and FP16 ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _refresh_bf16(
+def _refresh_cast(
     master, served, total, positions, olds, news, capacity,
-    elements, columns, master_stride, served_stride, first, CONTIGUOUS: tl.constexpr, SIZE: tl.constexpr,
+    elements, columns, master_stride, served_stride, first,
+    FP16: tl.constexpr, CONTIGUOUS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = index < elements
     place = place_of(index, columns, served_stride, CONTIGUOUS)
     weights = tl.load(master + place_of(index, columns, master_stride, CONTIGUOUS), mask=inside, other=0)
-    new = to_bf16(unsigned(weights)).to(tl.int16, bitcast=True)
+    cast = to_fp16(unsigned(weights)) if FP16 else to_bf16(unsigned(weights))
+    new = cast.to(tl.int16, bitcast=True)
     old = tl.load(served + place, mask=inside, other=0)
     changed = (new != old) & inside
     slots, fits = reserve(changed, total, capacity)
@@ -78,15 +81,25 @@ def refresh_bf16(master: torch.Tensor, served: torch.Tensor, *, first: int = 0, 
 
     Rows are dense, rows of matrices any distance apart. Moves 6 E bytes and 14 a change.
     """
+    return _refresh(master, served, first, expected, fp16=False)
+
+
+@where_it_lies
+def refresh_fp16(master: torch.Tensor, served: torch.Tensor, *, first: int = 0, expected: int | None = None) -> Changes:
+    """`refresh_bf16` to FP16: to nearest, ties to even; what is beyond its range becomes infinite."""
+    return _refresh(master, served, first, expected, fp16=True)
+
+
+def _refresh(master: torch.Tensor, served: torch.Tensor, first: int, expected: int | None, *, fp16: bool) -> Changes:
     dense = master.is_contiguous() and served.is_contiguous()
     master, served = matrix(integers(master), dense=dense), matrix(integers(served), dense=dense)
 
     def launch(found: ChangeList) -> None:
         if served.numel():
-            _refresh_bf16[(triton.cdiv(served.numel(), BLOCK),)](
+            _refresh_cast[(triton.cdiv(served.numel(), BLOCK),)](
                 master, served, found.total, found.positions, found.old, found.new, found.capacity,
                 served.numel(), served.shape[1], master.stride(0), served.stride(0), first,
-                CONTIGUOUS=dense, SIZE=BLOCK,
+                FP16=fp16, CONTIGUOUS=dense, SIZE=BLOCK,
             )  # fmt: skip
 
     return collect(launch, served.numel(), served, expected, writes=True)

@@ -13,6 +13,7 @@ from . import numbers
 
 TINY = tl.constexpr(numbers.TINY)
 FP8_MAX = tl.constexpr(numbers.FP8_MAX)
+FP16_END = tl.constexpr(numbers.FP16_END)
 FP8_MAX_BITS = tl.constexpr(numbers.FP8_MAX_BITS)
 
 
@@ -56,6 +57,15 @@ def round_code(magnitude, SHIFT: tl.constexpr, FIRST: tl.constexpr):
     shift = tl.minimum(tl.maximum(SHIFT + FIRST - exponent, SHIFT), 26)
     half = (1 << (shift - 1)) - 1 + ((significand >> shift) & 1)
     return ((significand + half) >> shift) + (tl.maximum(exponent - FIRST, 0) << (23 - SHIFT))
+
+
+@triton.jit
+def to_fp16(master):
+    """FP32 bits (uint32) to FP16 bits (uint16), ties to even, NaNs quiet with sign and upper payload."""
+    magnitude = master & 0x7FFFFFFF
+    rounded = round_code(tl.minimum(magnitude, FP16_END), 13, 113).to(tl.uint32)
+    quiet = 0x7E00 | ((magnitude >> 13) & 0x3FF)
+    return (tl.where(magnitude > 0x7F800000, quiet, rounded) | ((master >> 16) & 0x8000)).to(tl.uint16)
 
 
 @triton.jit

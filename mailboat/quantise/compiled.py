@@ -18,6 +18,7 @@ _SCALES = types.Array(types.uint8, 1, "C", readonly=True)
 _ROUND = types.int32(types.int32, types.int32, types.int32)
 _FP8_MAX = np.int32(0x43E00000)  # 448
 _FP4_MAX = np.int32(0x40C00000)  # 6
+_FP16_END = np.int32(0x47800000)  # 2^16: that and more is infinite
 _EIGHT = np.int32(0x41000000)
 _ONE = np.int32(1)
 _STRETCH = 1024  # in the nearest cache when it is looked at again
@@ -49,21 +50,32 @@ def cast_bf16(wide: Any, out: Any) -> None:
         out[i] = np.uint16(_cast(wide[i]))
 
 
-@njit("int64(uint32[::1], uint16[::1])", nogil=True, cache=True)
-def refresh_bf16(wide: Any, served: Any) -> Any:
-    """The same into `served`, which holds an earlier cast; returns how many elements differed. Stretches in which none
-    does are only read.
+@njit("uint32(uint32)", nogil=True, cache=True, inline="always")
+def _cast_fp16(bits: Any) -> Any:
+    magnitude = np.int32(bits & np.uint32(0x7FFFFFFF))
+    finite = min(magnitude, _FP16_END)
+    exponent = max((finite >> np.int32(23)) - np.int32(113), np.int32(0))
+    rounded = _shifted(finite, np.int32(13), np.int32(113)) + (exponent << np.int32(10))
+    quiet = np.int32(0x7E00) | ((magnitude >> np.int32(13)) & np.int32(0x3FF))
+    chosen = quiet if magnitude > np.int32(0x7F800000) else rounded
+    return np.uint32(chosen) | ((bits >> np.uint32(16)) & np.uint32(0x8000))
+
+
+@njit("int64(uint32[::1], uint16[::1], boolean)", nogil=True, cache=True)
+def refresh(wide: Any, served: Any, fp16: Any) -> Any:
+    """FP32 bits to BF16 or FP16 bits, to nearest as in `cast_bf16`, into `served`, which holds an earlier cast; returns
+    how many elements differed. Stretches in which none does are only read.
     """
     changed = np.int64(0)
     for start in range(0, wide.size, _STRETCH):
         masters, bits = wide[start : start + _STRETCH], served[start : start + _STRETCH]
         differs = np.uint32(0)
         for i in range(masters.size):
-            differs |= _cast(masters[i]) ^ np.uint32(bits[i])
+            differs |= (_cast_fp16(masters[i]) if fp16 else _cast(masters[i])) ^ np.uint32(bits[i])
         if differs:
             count = np.int32(0)
             for i in range(masters.size):
-                new = np.uint16(_cast(masters[i]))
+                new = np.uint16(_cast_fp16(masters[i]) if fp16 else _cast(masters[i]))
                 count += np.int32(1) if new != bits[i] else np.int32(0)
                 bits[i] = new
             changed += count

@@ -38,15 +38,21 @@ class StepChanges:
 
 
 class ServedWeights(Mapping[str, Any]):
-    """BF16 views of FP32 masters (BF16 ones are served as they are), resident where the masters are.
+    """BF16 or FP16 views of FP32 masters, resident where the masters are; masters of the served `dtype` are served as
+    they are.
 
-    `masters`: named parameters; names that share storage share one view. It maps names to views and is what to publish:
-    `publisher.publish(served)`. Each rank keeps the view of what it holds; that of a split tensor (FSDP2) is a
-    distributed tensor again, which RankedPublisher gathers. On an accelerator it also remembers where views changed
-    since the last versions. Raises CheckpointError for masters of another dtype, or that are not dense.
+    `masters`: named parameters; names that share storage share one view. `dtype`: BF16 (the default), FP16 or FP32. It
+    maps names to views and is what to publish: `publisher.publish(served)`. Each rank keeps the view of what it holds;
+    that of a split tensor (FSDP2) is a distributed tensor again, which RankedPublisher gathers. On an accelerator it
+    also remembers where views changed since the last versions. Raises CheckpointError for masters of another dtype, or
+    that are not dense.
     """
 
-    def __init__(self, masters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, masters: Mapping[str, Any] | Iterable[tuple[str, Any]], *, dtype: Any = None) -> None:
+        torch = sys.modules["torch"]
+        dtype = dtype or torch.bfloat16
+        if dtype not in {torch.bfloat16, torch.float16, torch.float32}:
+            raise CheckpointError(f"Views of {dtype} are not kept; choose BF16, FP16 or FP32.")
         self.last: StepChanges | None = None
         self._names: dict[str, tuple[Any, _View]] = {}
         self._base: str | None = None
@@ -54,14 +60,13 @@ class ServedWeights(Mapping[str, Any]):
         shared: dict[tuple[int, int], _View] = {}
         for name, parameter in masters.items() if isinstance(masters, Mapping) else masters:
             master = _local(parameter)
-            kind = str(master.dtype).removeprefix("torch.")
-            if kind not in {"float32", "bfloat16"} or not master.is_contiguous():
+            if master.dtype not in {torch.float32, dtype} or not master.is_contiguous():
                 raise CheckpointError(
-                    f"{name} is a {master.dtype} tensor; only dense FP32 and BF16 masters are served."
+                    f"{name} is a {master.dtype} tensor; only dense FP32 masters, and those of {dtype}, are served."
                 )
             key = master.data_ptr(), master.numel()
             if key not in shared or not master.numel():
-                shared[key] = _View(master, split=hasattr(parameter, "to_local"))
+                shared[key] = _View(master, dtype, split=hasattr(parameter, "to_local"))
             shared[key].parameters[name] = parameter
             self._names[name] = parameter, shared[key]
         self._views = list(dict.fromkeys(view for _, view in self._names.values()))
@@ -85,7 +90,7 @@ class ServedWeights(Mapping[str, Any]):
         return len(self._names)
 
     def refresh(self) -> StepChanges:
-        """Bring the views up to date with the masters; BF16 masters, their own view, count as unchanged.
+        """Bring the views up to date with the masters; masters that are their own view count as unchanged.
 
         Raises CheckpointError where tied masters were parted.
         """
@@ -137,17 +142,16 @@ class ServedWeights(Mapping[str, Any]):
 
 
 class _View:
-    """What is served of one or more masters that share their memory; themselves where they are BF16.
+    """What is served of one or more masters that share their memory; themselves where they are of the served dtype.
 
     `trail`: where kernels cast them, and one rank holds them whole.
     """
 
-    def __init__(self, master: Any, *, split: bool) -> None:
-        torch = sys.modules["torch"]
-        own = master.dtype == torch.bfloat16
+    def __init__(self, master: Any, dtype: Any, *, split: bool) -> None:
+        own = master.dtype == dtype
         self.parameters: dict[str, Any] = {}
         self.device, self.elements = master.device, master.numel()
-        self.served = None if own else master.bfloat16()
+        self.served = None if own else master.to(dtype)
         self._by_kernels = master.is_cuda or on_accelerator(master)
         self.trail = Trail(master) if self._by_kernels and not own and not split else None
 
@@ -162,9 +166,10 @@ class _View:
             return 0
         if not self._by_kernels:
             return _refresh(master, self.served)
-        changed, refresh_bf16 = 0, gpu_kernels("refresh").refresh_bf16
+        changed, kernels = 0, gpu_kernels("refresh")
+        refresh = kernels.refresh_fp16 if _is_fp16(self.served) else kernels.refresh_bf16
         for (start, part), (_, served) in zip(slices(master.view(-1)), slices(self.served.view(-1)), strict=True):
-            positions = refresh_bf16(part, served, first=start).positions
+            positions = refresh(part, served, first=start).positions
             changed += positions.numel()
             if self.trail is not None:
                 self.trail.add(positions)
@@ -188,7 +193,11 @@ def _like(parameter: Any, view: Any) -> Any:
 
 def _refresh(master: Any, served: Any) -> int:
     """The same on the CPU, in place."""
-    from mailboat.quantise.compiled import refresh_bf16  # Numba, on use
+    from mailboat.quantise.compiled import refresh  # Numba, on use
 
     bits = served.view(sys.modules["torch"].int16).reshape(-1).numpy().view(np.uint16)
-    return int(refresh_bf16(master.reshape(-1).numpy().view(np.uint32), bits))
+    return int(refresh(master.reshape(-1).numpy().view(np.uint32), bits, _is_fp16(served)))
+
+
+def _is_fp16(view: Any) -> bool:
+    return bool(view.dtype == sys.modules["torch"].float16)

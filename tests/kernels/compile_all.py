@@ -64,7 +64,9 @@ def variants(
         found.append((refresh._amax, {"master": master, "largest": "*i32"}, {"SIZE": refresh.BLOCK}))
     for dense in layouts:
         bf16 = LIST | {"master": "*i32", "served": "*i16", "olds": "*i16", "news": "*i16"}
-        found.append((refresh._refresh_bf16, bf16, {"CONTIGUOUS": dense, "SIZE": refresh.BLOCK}))
+        for fp16 in (False, True):
+            constants = {"FP16": fp16, "CONTIGUOUS": dense, "SIZE": refresh.BLOCK}
+            found.append((refresh._refresh_cast, bf16, constants))
     whole = LIST | {"largest": "*i32", "served": "*i32", "olds": "*i32", "news": "*i32"}
     found.append((refresh._refresh_tensor_scale, whole, {}))
     return found

@@ -1,4 +1,4 @@
-"""What a worker takes on its device, as docs/operators.md states it: tensors of less than 128 MiB, whatever it works on.
+"""What a worker takes on its device, as docs/operators.md states it: tensors of 128 MiB at most, whatever it works on.
 
 Tensors that the kernels' callers allocate are counted, those that would cross to a GPU included, on blocks of two
 sizes; what the largest block takes follows, because all of it grows with the elements.

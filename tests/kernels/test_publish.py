@@ -202,11 +202,12 @@ def test_a25_a26_a27_names_copies_and_tied_heads_are_checked_there(
 class Training:
     """A small model whose served view follows its optimizer, and a publisher."""
 
-    def __init__(self, server: ContractServer) -> None:
+    def __init__(self, server: ContractServer, dtype: torch.dtype = torch.bfloat16) -> None:
         torch.manual_seed(0)
+        self.dtype = dtype
         self.net = nn.Sequential(nn.Linear(33, 40), nn.Linear(40, 3)).to(WHERE)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-5)
-        self.served = follow(self.optimizer, self.net.named_parameters())
+        self.served = follow(self.optimizer, self.net.named_parameters(), dtype=dtype)
         self.publisher = publisher(server)
 
     def step(self) -> None:
@@ -215,7 +216,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def expected(self) -> str:
-        return digest_of({name: p.detach().bfloat16() for name, p in self.net.named_parameters()})
+        return digest_of({name: p.detach().to(self.dtype) for name, p in self.net.named_parameters()})
 
 
 @pytest.fixture
@@ -290,6 +291,26 @@ def test_a31_a_step_that_changes_everything_is_not_listed(training: Training, mo
     assert version.digest == training.expected()
     training.step()
     assert training.publisher.publish(training.served).digest == training.expected()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_views_of_other_dtypes_are_followed(
+    servers: tuple[ContractServer, ContractServer], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """FP16 is cast by the hook, which then knows what changed; FP32 masters are compared like any other tensor."""
+    training, compared = Training(servers[0], dtype), []
+    diff = gpu_kernels("changes").diff
+    with training.publisher as accelerated:
+        accelerated.publish(training.served)
+        monkeypatch.setattr(
+            gpu_kernels("changes"), "diff", lambda *given, **named: compared.append(1) or diff(*given, **named)
+        )
+        for number in (1, 2):
+            training.step()
+            version = accelerated.publish(training.served)
+            assert (version.number, version.digest) == (number, training.expected())
+            assert version.changed
+    assert bool(compared) == (dtype == torch.float32)
 
 
 def test_masters_that_were_parted_are_refused() -> None:

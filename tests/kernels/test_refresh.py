@@ -33,7 +33,7 @@ def served_groups(rows: int, columns: int, kind: int, group: int) -> tuple[np.nd
     return np.zeros((rows, columns // 2), np.uint8), scales, np.zeros(1, np.float32)
 
 
-# --- BF16 -------------------------------------------------------------------------------------------------------------
+# --- BF16 and FP16 ----------------------------------------------------------------------------------------------------
 
 
 def test_a28_every_bf16_pattern_survives_the_cast(side: Side) -> None:
@@ -46,28 +46,45 @@ def test_a28_every_bf16_pattern_survives_the_cast(side: Side) -> None:
     assert changes.positions.size == np.count_nonzero(quiet)
 
 
-def test_the_cast_rounds_as_torch_does(side: Side) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_casts_round_as_torch_does(side: Side, dtype: str) -> None:
+    """Any bits, ties and what lies beside them, what FP16 has as denormals and what it has no room for."""
     import torch
 
     generator = np.random.default_rng(8)
-    master = generator.integers(0, 2**32, 60000, dtype=np.uint32).view(np.float32)
-    ties = ((np.arange(5000, dtype=np.uint32) * 13) << 16 | 0x8000).view(np.float32)
-    master = np.concatenate([master, ties])
+    near = ((np.arange(5000, dtype=np.uint32) * 13) << 16 | 0x8000).reshape(-1, 1) + np.array([0, 1, 2**32 - 1])
+    small = generator.integers(98 << 10, 145 << 10, 9000).astype(np.uint32) << 13 | generator.choice(
+        [0, 0x1000, 0xFFF, 1], 9000
+    )
+    master = np.concatenate([generator.integers(0, 2**32, 20000), near.reshape(-1), small]).astype(np.uint32)
+    master = master.view(np.float32)
+    master = np.concatenate([master, -master])
     master = master[~np.isnan(master)]
     served = np.zeros(master.size, np.uint16)
-    side.refresh_bf16(master, served)
-    np.testing.assert_array_equal(served, torch.from_numpy(master).bfloat16().view(torch.int16).numpy().view(np.uint16))
+    getattr(side, {"bfloat16": "refresh_bf16", "float16": "refresh_fp16"}[dtype])(master, served)
+    expected = torch.from_numpy(master).to(getattr(torch, dtype)).view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(served, expected)
 
 
+def test_a28_nans_of_fp16_keep_sign_and_upper_payload(side: Side) -> None:
+    payloads = np.array([1, 0x1FFF, 0x2000, 0x3FFFFF, 0x400000, 0x7FFFFF], np.uint32) | np.uint32(0x7F80_0000)
+    served = np.zeros(12, np.uint16)
+    side.refresh_fp16(np.concatenate([payloads, payloads | np.uint32(1 << 31)]).view(np.float32), served)
+    expected = np.array([0x7E00, 0x7E00, 0x7E01, 0x7FFF, 0x7E00, 0x7FFF], np.uint16)
+    np.testing.assert_array_equal(served, np.concatenate([expected, expected | 0x8000]))
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp16"])
 @pytest.mark.parametrize(("shape", "room"), [((0,), None), ((1,), None), ((4099,), None), ((4099,), 3), ((7, 613), 40)])
-def test_bf16_writes_only_what_changed(side: Side, shape: tuple[int, ...], room: int | None) -> None:
+def test_casts_write_only_what_changed(side: Side, format: str, shape: tuple[int, ...], room: int | None) -> None:
     size = int(np.prod(shape))
     master = masters(1, max(size, 1)).reshape(-1)[:size].reshape(shape)
-    served, twin = (reference.to_bf16(master).copy() for _ in range(2))
+    served, twin = (getattr(reference, f"to_{format}")(master).copy() for _ in range(2))
     options = {} if side.name == "reference" else {"expected": room}
     moved = stepped(master)
-    expected = reference.refresh_bf16(moved, twin, first=2**31 - 2)
-    assert_same(side.refresh_bf16(moved, served, first=2**31 - 2, **options), expected)
+    refresh = f"refresh_{format}"
+    expected = getattr(reference, refresh)(moved, twin, first=2**31 - 2)
+    assert_same(getattr(side, refresh)(moved, served, first=2**31 - 2, **options), expected)
     np.testing.assert_array_equal(served, twin)
 
 

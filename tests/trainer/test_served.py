@@ -5,10 +5,12 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from kernels import reference
 from mailboat.errors import CheckpointError
 from mailboat.trainer import ServedWeights, follow
 from mailboat.trainer.tensors import tensor_source
@@ -67,14 +69,38 @@ def test_a26_tied_weights_share_one_view() -> None:
     assert {t.dtype for t in source.inventory.tensors} == {"BF16"}
 
 
-def test_bf16_masters_are_their_own_view() -> None:
-    parameter = torch.ones(4, dtype=torch.bfloat16)
-    assert ServedWeights({"x": parameter})["x"].data_ptr() == parameter.data_ptr()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_masters_of_the_served_dtype_are_their_own_view(dtype: torch.dtype) -> None:
+    parameter = torch.ones(4, dtype=dtype)
+    served = ServedWeights({"x": parameter}, dtype=dtype)
+    assert served["x"].data_ptr() == parameter.data_ptr()
+    parameter.add_(1)
+    assert served.refresh().changed == 0
+    assert [tensor.dtype for tensor in tensor_source(served, {}).inventory.tensors] == [
+        {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[dtype]
+    ]
+
+
+def test_a28_views_in_fp16_have_the_bits_of_the_kernels_twin() -> None:
+    random = np.random.default_rng(0)
+    master = random.integers(0, 1 << 32, 1 << 16, np.uint32)  # a sixteenth lies in the range of FP16, the rest beyond
+    master[: 1 << 15] = random.integers(100 << 23, 144 << 23, 1 << 15, np.uint32) | (master[: 1 << 15] & (1 << 31))
+    served = ServedWeights({"x": torch.from_numpy(master.view(np.float32))}, dtype=torch.float16)
+    twin = reference.to_fp16(master)
+    assert served["x"].view(torch.int16).numpy().tobytes() == twin.tobytes()
+    master[5::100] ^= np.uint32(1 << 31)
+    changed = np.count_nonzero(reference.to_fp16(master) != twin)
+    assert served.refresh().changed == changed > 0
+    assert served["x"].view(torch.int16).numpy().tobytes() == reference.to_fp16(master).tobytes()
 
 
 def test_other_masters_are_refused_by_name() -> None:
     with pytest.raises(CheckpointError, match=r"x is a torch\.float64"):
         ServedWeights({"x": torch.ones(2, dtype=torch.float64)})
+    with pytest.raises(CheckpointError, match=r"x is a torch\.bfloat16"):
+        ServedWeights({"x": torch.ones(2, dtype=torch.bfloat16)}, dtype=torch.float16)
+    with pytest.raises(CheckpointError, match="choose BF16, FP16 or FP32"):
+        ServedWeights({"x": torch.ones(2)}, dtype=torch.float64)
     with pytest.raises(CheckpointError, match="only dense"):
         ServedWeights({"x": torch.ones(4, 4).t()})
 
