@@ -17,6 +17,7 @@ from controlplane.registry.blobs import OffsetMismatch
 from controlplane.registry.errors import Missing, Refusal, StorageUnavailable, Unacceptable
 from controlplane.registry.object_blobs import ObjectBlobs
 from tests import peers
+from tests.waiting import free_port
 
 RUN, OTHER, UPLOAD = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
 
@@ -166,11 +167,7 @@ def test_documents_are_replaced_listed_and_removed(store: ObjectBlobs) -> None:
 def test_a_store_that_is_away_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in peers.KEYS.items():
         monkeypatch.setenv(key, value)
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    away = ObjectBlobs(f"s3://mailboat/x?endpoint=http://127.0.0.1:{port}&region=us-east-1")
+    away = ObjectBlobs(f"s3://mailboat/x?endpoint=http://127.0.0.1:{free_port()}&region=us-east-1")
     with pytest.raises(StorageUnavailable) as refused:
         away.size(RUN, name(b"x"))
     assert "127.0.0.1" not in refused.value.detail
