@@ -125,6 +125,7 @@ def test_a28_a31_files_are_those_of_the_cpu(
                 assert [part.sha256 for part in ours.parts] == [part.sha256 for part in theirs.parts]
             assert sum(moved) < version.full_bytes / 4 or number in {0, 2}, "changes travel, not tensors"
             assert sum(held.nbytes for held in accelerated._old._held.values()) <= device_bytes
+    monkeypatch.setenv("MAILBOAT_DEVICE", "cpu")  # an island of another kind
     with island(servers[0], tmp_path / "store", once=True) as running:
         running.join()
     assert held_state(tmp_path / "store") == version.digest
