@@ -117,7 +117,9 @@ class Encoder:
             for name in ("positions", *STREAMS, "contextual")
         }
         self._pool = stack.enter_context(workers(threads))
-        self._writers = {name: ChunkWriter(name, self.spools[name], self._pool) for name in STREAMS}
+        self._writers = {
+            name: ChunkWriter(name, self.spools[name], self._pool, for_size=self._for_size) for name in STREAMS
+        }
         self._group_words: list[int] = []
         self._queue: deque[_Entry] = deque()
         self._group: _Group | None = None

@@ -28,7 +28,7 @@ _P = zstd.CompressionParameter
 # Steps of weights look random apart from their frequencies, so cheap matches only spoil the Huffman code: the smallest
 # hash table finds next to none (2.68 bits a step on MiniLM where level 1 takes 2.95 and the entropy is 2.36). An
 # optimal parse over small tables gives 2.53 at 22 MB/s; a patch of many changes can't afford that throughout, so only
-# its first chunks get it.
+# its first chunks get it, and none where speed is asked for.
 _OPTIONS: dict[str, dict[int, int]] = {
     "values": {
         _P.compression_level: 1, _P.strategy: zstd.Strategy.fast, _P.min_match: 7, _P.hash_log: 6, _P.window_log: 17,
@@ -100,10 +100,10 @@ def compressed_size(data: Bytes, stream: str) -> int:
 class ChunkWriter:
     """Appends to a stream; chunks are compressed on `pool` and written to `file` in order."""
 
-    def __init__(self, stream: str, file: BinaryIO, pool: Executor) -> None:
+    def __init__(self, stream: str, file: BinaryIO, pool: Executor, *, for_size: bool) -> None:
         self.sizes: list[int] = []
         self._chunks = 0
-        self._stream = stream
+        self._stream, self._for_size = stream, for_size
         self._file = file
         self._pool = pool
         self._chunk = bytearray()
@@ -130,7 +130,7 @@ class ChunkWriter:
     def _submit(self) -> None:
         if len(self._pending) == _PENDING:
             self._write()
-        first = self._stream == "values" and self._chunks < _FIRST_CHUNKS
+        first = self._for_size and self._stream == "values" and self._chunks < _FIRST_CHUNKS
         self._pending.append(
             self._pool.submit(_compress_chunk, bytes(self._chunk), "values, first" if first else self._stream)
         )
