@@ -950,7 +950,7 @@ def _element(words, index, width):  # type: ignore[no-untyped-def]
 # Where the processor can, the hazards of a chunk are looked up 16 at a time, in a table of WINDOW classes that lie
 # together: those of nearly all elements of a block do. A chunk with any other class is marked FAR and takes the loops
 # below, and so does everything on other processors, and for other widths. The sums are the same.
-WINDOW, LANES, WINDOW_SAMPLE = 32, 16, 1024
+WINDOW, LANES, WINDOW_CHUNKS = 32, 16, 16
 FAR = np.uint32(1 << 31)
 _FAR = np.uint64(FAR)
 _SUMMED = np.uint64(FAR) - np.uint64(1)
@@ -1165,9 +1165,11 @@ def _choose_window(old, elements, width, shift, mask, hazards, window):  # type:
     The hazard of class c is at c modulo WINDOW.
     """
     counts = np.zeros(256, np.int64)
-    step = max(np.int64(1), elements // WINDOW_SAMPLE)
-    for j in range(0, elements, step):
-        counts[(_element(old, j, width) >> shift) & mask] += np.uint32(1)
+    # Whole chunks: of elements apart each would cost a fetch from far memory.
+    step = max(np.int64(CHUNK), elements // WINDOW_CHUNKS)
+    for start in range(0, elements, step):
+        for j in range(start, min(elements, start + CHUNK)):
+            counts[(_element(old, j, width) >> shift) & mask] += np.uint32(1)
     inside = np.int64(0)
     for c in range(WINDOW):
         inside += counts[c]
