@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controlplane.registry import merging, selectors, services
+from controlplane.registry import merging, selectors
 from controlplane.registry.errors import Refusal
 from controlplane.registry.models import Anchor, Version
 from mailboat.checkpoint.writing import write_checkpoint
 from mailboat.errors import ManifestError
 from workers.history import History
-from workers.materials import recorded_state
+from workers.materials import add_files, recorded_state
 from workers.merge import step_back
 from workers.work import Work
 
@@ -34,12 +34,8 @@ def anchor(work: Work) -> dict[str, Any]:
         folder = work.scratch / "anchor"
         with History(work, run) as history:
             history.healing(lambda: _write(history, version, folder))
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        files = []
-        for done, path in enumerate(paths):
-            work.progress(done, len(paths), "files")
-            blob = services.add_blob(run, path)
-            files.append({"path": path.relative_to(folder).as_posix(), "sha256": blob.sha256, "size": blob.size})
+        paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        files = add_files(work, run, paths)
         row = merging.record_anchor(version, files, actor=f"job:{work.job.pk}")
     work.log(f"Version {version.number} has an anchor of {row.bytes} bytes.")
     return {"version": version.number, "bytes": row.bytes, "seconds": round(time.monotonic() - started, 3)}

@@ -18,7 +18,7 @@ from mailboat.digest import State, measure
 from mailboat.manifest import MANIFEST_TYPE, BlobRef, Envelope, Manifest, ParentRef, PatchRef
 from mailboat.patch import build_patch
 from workers.copy import Copy
-from workers.materials import open_anchor
+from workers.materials import add_files, open_anchor
 from workers.validate import prove, version_of
 from workers.work import Work
 
@@ -63,12 +63,7 @@ def copy_files(work: Work, run: Run, checkpoint: Checkpoint) -> list[dict[str, A
         if checkpoint.index_bytes is not None:
             paths += [checkpoint.path / checkpoint.layout.index[0]] if checkpoint.layout.index else []
         names = {path.relative_to(checkpoint.path).as_posix(): path for path in paths}
-    files = []
-    for done, (name, path) in enumerate(sorted(names.items())):
-        work.progress(done, len(names), "files")
-        blob = services.add_blob(run, path)
-        files.append({"path": name, "sha256": blob.sha256, "size": blob.size})
-    return files
+    return add_files(work, run, names)
 
 
 def _build_patch(work: Work, version: Version, parent: Version, path: Path) -> None:

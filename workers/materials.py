@@ -10,15 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from controlplane.registry import blobs, submission
+from controlplane.registry import blobs, services, submission
 from controlplane.registry.errors import Missing
 from controlplane.registry.models import Run, Version
 from mailboat.checkpoint.files import Checkpoint
 from mailboat.digest import State
 from mailboat.errors import DigestMismatch, StoreError
 from mailboat.manifest import Manifest
+from workers.work import Work
 
 _CHUNK = 1 << 20
+
+
+def add_files(work: Work, run: Run, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Copies files, by their names in a checkpoint, into the run's blobs; returns the anchor's list."""
+    added = []
+    for name, path in sorted(files.items()):
+        blob = services.add_blob(run, path)
+        added.append({"path": name, "sha256": blob.sha256, "size": blob.size})
+        work.progress(len(added), len(files), "files")
+    return added
 
 
 def manifest_of(version: Version) -> Manifest:

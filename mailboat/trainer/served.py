@@ -92,7 +92,7 @@ class ServedWeights(Mapping[str, Any]):
     def refresh(self) -> StepChanges:
         """Bring the views up to date with the masters; masters that are their own view count as unchanged.
 
-        Raises CheckpointError where tied masters were parted.
+        Raises CheckpointError where tied masters were parted, or a master was moved, cast or resized.
         """
         self._wait()  # what the step itself still has to do on a GPU is not ours
         start = time.perf_counter()
@@ -150,7 +150,7 @@ class _View:
     def __init__(self, master: Any, dtype: Any, *, split: bool) -> None:
         own = master.dtype == dtype
         self.parameters: dict[str, Any] = {}
-        self.device, self.elements = master.device, master.numel()
+        self.device, self.elements, self._dtype = master.device, master.numel(), master.dtype
         self.served = None if own else master.to(dtype)
         self._by_kernels = master.is_cuda or on_accelerator(master)
         self.trail = Trail(master) if self._by_kernels and not own and not split else None
@@ -164,11 +164,16 @@ class _View:
                 raise CheckpointError(f"{first} and {other} do not share their memory any more; follow them anew.")
         if self.served is None or not self.elements:
             return 0
+        if (master.device, master.numel(), master.dtype) != (self.device, self.elements, self._dtype):
+            raise CheckpointError(
+                f"{first} was {self._dtype} with {self.elements} elements on {self.device} when it was followed; it is "
+                f"{master.dtype} with {master.numel()} on {master.device} now. Bring it back, or follow the masters anew."
+            )
         if not self._by_kernels:
             return _refresh(master, self.served)
         changed, kernels = 0, gpu_kernels("refresh")
         refresh = kernels.refresh_fp16 if _is_fp16(self.served) else kernels.refresh_bf16
-        for (start, part), (_, served) in zip(slices(master.view(-1)), slices(self.served.view(-1)), strict=True):
+        for (start, part), (_, served) in zip(slices(master.reshape(-1)), slices(self.served.view(-1)), strict=True):
             positions = refresh(part, served, first=start).positions
             changed += positions.numel()
             if self.trail is not None:

@@ -168,6 +168,7 @@ def test_an_anchor_is_built_by_policy_and_proven(run: Run, home: Path, tmp_path:
     states = line(run, tmp_path, 4)
     (job,) = Job.objects.filter(kind="anchor")
     assert carry_out(job).state == "succeeded", job.error
+    assert (job.done, job.total, job.unit) == (2, 2, "files")
     anchor = Anchor.objects.get(version=states[2][1])
     assert anchor.kind == "built" and {file["path"] for file in anchor.files} == {"config.json", "model.safetensors"}
     found = routes.find(run, "", 3)
