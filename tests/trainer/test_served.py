@@ -105,20 +105,17 @@ def test_other_masters_are_refused_by_name() -> None:
         ServedWeights({"x": torch.ones(4, 4).t()})
 
 
-@pytest.mark.parametrize("how", ["double", "half", "bfloat16", "to meta", "resized"])
+@pytest.mark.parametrize("how", ["double", "half", "bfloat16", "resized"])
 def test_masters_that_became_others_are_refused(how: str) -> None:
     """Their memory does not hold what the view was made of any more."""
     net = model()
     served = ServedWeights(net.named_parameters())
     view = served["0.weight"]
     before = view.clone()
-    match how:
-        case "to meta":
-            net[0].weight.data = net[0].weight.data.to("meta")
-        case "resized":
-            net[0].weight.data = torch.zeros(99, 33)
-        case _:
-            getattr(net, how)()
+    if how == "resized":
+        net[0].weight.data = torch.zeros(99, 33)
+    else:
+        getattr(net, how)()
     with pytest.raises(CheckpointError, match=r"0\.weight was torch\.float32 with 561 elements on cpu"):
         served.refresh()
     assert torch.equal(view, before)
