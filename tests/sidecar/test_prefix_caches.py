@@ -16,7 +16,7 @@ from tests.engines.contract_engine import CARRYING, GENERATING, ContractEngine
 from tests.sidecar.harness import Station, station
 from tests.waiting import eventually
 
-LOAD = {"vllm": "reload_weights", "sglang": "/update_weights_from_disk"}
+RESET = {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}
 BODY = {"prompt": "hello", "max_tokens": 2}
 DECLARED = sorted(path for path in GENERATING if ROUTES[path].vllm is Cache.DECLARED and path in CARRYING["vllm"][1])
 REFUSED = [
@@ -92,7 +92,7 @@ def test_a36_what_an_engine_computed_before_it_was_loaded_is_forgotten(kind: str
             running.versions.next()
             running.seed()
             assert running.post("/v1/completions", BODY)[1]["cached_under"] == 1
-            engine.faults[LOAD[kind]] = "500"
+            engine.faults[RESET[kind]] = "500"  # so it is not brought back before it has this in its cache
             engine.restart()
             eventually(lambda: running.get("/health")[0] == 503)
             engine.cache[("", "hello")] = 0
