@@ -166,8 +166,8 @@ class _View:
             return 0
         if (master.device, master.numel(), master.dtype) != (self.device, self.elements, self._dtype):
             raise CheckpointError(
-                f"{first} was {self._dtype} with {self.elements} elements on {self.device} when it was followed; now it "
-                f"is {master.dtype} with {master.numel()} on {master.device}. Bring it back, or follow the masters anew."
+                f"{first} was {self._dtype} with {self.elements} elements on {self.device} when it was followed. Now "
+                f"it is {master.dtype} with {master.numel()} on {master.device}: bring it back, or follow it anew."
             )
         if not self._by_kernels:
             return _refresh(master, self.served)
