@@ -119,6 +119,8 @@ def _apply_with_sums(
     start = row * columns + word * PER
     left = columns - word * PER
     old = _word(data, start, left, leads, WIDTH)
+    # Stores may be laid out over other threads than loads: all have read before one writes.
+    tl.debug_barrier()
     new = old
     ONES: tl.constexpr = (1 << (8 * WIDTH)) - 1
     for step in tl.static_range(PER):
