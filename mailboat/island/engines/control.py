@@ -10,6 +10,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -18,6 +19,7 @@ from mailboat.island.engines.engine import EngineError, EngineRefused, EngineUnr
 
 QUICK = 5.0  # seconds for a call that only asks or flips a switch
 LEASE = 600.0  # seconds that a call may work on weights before the engine is given up
+LARGEST = 64 << 20  # bytes of an answer; the longest, sums, take some 50 for each tensor on each rank
 
 
 class NoSuchRoute(EngineRefused):
@@ -62,7 +64,7 @@ class Control:
             with self._connection(seconds) as connection:
                 connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
                 response = connection.getresponse()
-                data = response.read()
+                data = self._read(response, seconds)
         except (OSError, http.client.HTTPException) as error:
             if self._abandoned:
                 raise EngineUnreachable(f"The engine at {self.url} is not waited for: the island stops.") from error
@@ -74,9 +76,23 @@ class Control:
             raise NoSuchRoute(f"The engine at {self.url} has no {path}.")
         if response.status >= 500:
             raise EngineError(f"The engine at {self.url} failed in {path} ({response.status}): {_excerpt(data)}")
-        if response.status >= 400:
+        if response.status >= 300:  # also one that points elsewhere: nothing was done
             raise EngineRefused(f"The engine at {self.url} refused {path} ({response.status}): {_excerpt(data)}")
         return data
+
+    def _read(self, response: http.client.HTTPResponse, seconds: float) -> bytes:
+        """The body; one that does not end in time counts as one that does not come."""
+        pieces, size, end = [], 0, time.monotonic() + seconds
+        while piece := response.read1(1 << 16):
+            pieces.append(piece)
+            size += len(piece)
+            if size > LARGEST:
+                raise EngineError(f"The engine at {self.url} answers with more than {LARGEST >> 20} MiB.")
+            if time.monotonic() > end:
+                raise TimeoutError
+        if response.length:
+            raise http.client.IncompleteRead(b"", response.length)
+        return b"".join(pieces)
 
     @contextlib.contextmanager
     def _connection(self, seconds: float) -> Iterator[http.client.HTTPConnection]:
@@ -100,7 +116,7 @@ class Control:
 def _decoded(data: bytes) -> Any:
     try:
         return json.loads(data) if data else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

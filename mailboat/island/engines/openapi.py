@@ -8,29 +8,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_DEEPEST = 8  # references to references; none needs more than two
-
 
 def routes_declaring(member: str, document: Any) -> frozenset[str]:
     """Paths whose POST takes a JSON body with ``member``, whichever of its alternatives is sent."""
     paths = _inside(document, "paths")
+    known: dict[str, bool] = {}
     found = set()
     for path in paths:
         schema = _inside(paths, path, "post", "requestBody", "content", "application/json", "schema")
-        if _declares(member, schema, document, _DEEPEST):
-            found.add(path)
+        try:
+            if _declares(member, schema, document, known):
+                found.add(path)
+        except RecursionError:
+            continue
     return frozenset(found)
 
 
-def _declares(member: str, schema: Mapping[str, Any], document: Any, depth: int) -> bool:
-    if depth == 0:
-        return False
+def _declares(member: str, schema: Mapping[str, Any], document: Any, known: dict[str, bool]) -> bool:
+    """``known``: what was found behind each reference: none is followed twice, and a circle declares nothing."""
     if isinstance(reference := schema.get("$ref"), str):
-        target = _inside(document, *reference.removeprefix("#/").split("/"))
-        return _declares(member, target, document, depth - 1)
+        if reference not in known:
+            known[reference] = False
+            target = _inside(document, *reference.removeprefix("#/").split("/"))
+            known[reference] = _declares(member, target, document, known)
+        return known[reference]
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(alternatives, list):
-        return all(_declares(member, _inside(one), document, depth - 1) for one in alternatives)
+        return all(_declares(member, _inside(one), document, known) for one in alternatives)
     return member in _inside(schema, "properties")
 
 

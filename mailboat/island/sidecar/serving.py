@@ -57,7 +57,8 @@ class HttpServer:
         except OSError as error:
             raise ListenError(f"{address.host}:{address.port} can't be listened on: {error.strerror}.") from None
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"{'http' if tls is None else 'https'}://{address.host}:{self.port}"
+        host = f"[{address.host}]" if family == socket.AF_INET6 else address.host
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{self.port}"
         self._tls = tls  # certificate and key, PEM files
         self._name = name
         self._grace = grace
