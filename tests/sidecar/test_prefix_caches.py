@@ -11,7 +11,8 @@ import urllib3
 
 from mailboat.island.engines.openapi import routes_declaring
 from mailboat.island.sidecar.routes import KEYS, ROUTES, Cache, Kind
-from mailboat.island.sidecar.types import CommitMode
+from mailboat.island.sidecar.types import CommitMode, Keyless, Unavailable
+from mailboat.island.sidecar.upstreams import Upstream, Upstreams
 from tests.engines.contract_engine import CARRYING, GENERATING, ContractEngine
 from tests.sidecar.harness import Station, station
 from tests.waiting import eventually
@@ -36,7 +37,8 @@ def test_a36_routes_that_take_a_key_meet_no_older_weights(path: str, tmp_path: P
         for version in range(2):
             assert straight(running, path) == 0, "what the key is for"
             assert running.post(path, BODY)[1]["cached_under"] == version
-            assert running.post(path, BODY | {"cache_salt": "me"})[1]["cached_under"] == version
+            for own in ("me", ""):
+                assert running.post(path, BODY | {"cache_salt": own})[1]["cached_under"] == version
             running.step()
 
 
@@ -71,6 +73,21 @@ def test_a_build_that_drops_the_key_is_not_trusted_with_it(tmp_path: Path) -> No
         eventually(lambda: any("serves version 0 again" in line for line in running.lines))
         assert running.post("/v1/messages", BODY)[0] == 403
         assert running.complete()[0] == 200
+
+
+def test_a_route_is_closed_for_good_only_where_no_engine_takes_a_key() -> None:
+    one, other = Upstream("one", fence="", keyed=frozenset({"/x"})), Upstream("other", fence="")
+    upstreams = Upstreams([one, other])
+    assert upstreams.choose(keyed="/x") is one
+    with pytest.raises(Unavailable, match="try again"):
+        upstreams.choose(frozenset({one}), keyed="/x")
+    one.fence = "one started anew"
+    assert upstreams.choose() is other
+    with pytest.raises(Unavailable, match="one started anew"):
+        upstreams.choose(keyed="/x")
+    one.keyed = frozenset()
+    with pytest.raises(Keyless):
+        upstreams.choose(keyed="/x")
 
 
 @pytest.mark.parametrize("fault", ["500", "refuse", "unsuccessful"])
@@ -134,6 +151,15 @@ def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def nested(depth: int) -> Any:
+    return {"anyOf": [nested(depth - 1)]} if depth else {"properties": {"key": {}}}
+
+
+KEYED = {"properties": {"key": {}}}
+WIDE = {f"A{number}": {"anyOf": [ref(f"A{number + 1}")] * 5000} for number in range(3)} | {"A3": KEYED}
+LONG = {f"A{number}": ref(f"A{number + 1}") for number in range(5000)} | {"A5000": KEYED}
+
+
 @pytest.mark.parametrize(
     ("document", "declared"),
     [
@@ -144,6 +170,9 @@ def ref(name: str) -> dict[str, str]:
         (described({"oneOf": [ref("A"), {"type": "null"}]}, A={"properties": {"key": {}}}), False),
         (described(ref("A"), A=ref("A")), False),
         (described(ref("B")), False),
+        (described(ref("A0"), **WIDE), True),
+        (described(ref("A0"), **LONG), False),
+        (described(nested(480)), False),
         *((json.loads(text), False) for text in ("null", "[]", '{"paths": []}', '{"paths": {"/x": {"post": 1}}}')),
     ],
 )

@@ -148,17 +148,33 @@ def test_a_clients_cache_salt_keeps_vllms_rule(own: str, tmp_path: Path) -> None
             running.step()
 
 
-@pytest.mark.parametrize("own", ["", [], [""], [None]])
-def test_an_empty_key_is_no_way_round_the_version(own: object) -> None:
-    request = JsonRequest.versioned(json.dumps({"extra_key": own}).encode(), Constraint())
-    sent = json.loads(request.for_engine(APPLIED, "extra_key"))["extra_key"]
+@pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
+@pytest.mark.parametrize("own", ["", None, [], [""], [None]])
+def test_an_empty_key_is_no_way_round_the_version(own: object, name: str) -> None:
+    request = JsonRequest.versioned(json.dumps({name: own}).encode(), Constraint())
+    sent = json.loads(request.for_engine(APPLIED, name))[name]
     assert sent == ([APPLIED.salt()] if own else APPLIED.salt())
 
 
-@pytest.mark.parametrize("own", ["", 5, ["a"], {}, False])
-def test_what_is_no_cache_salt_is_refused_by_the_engine(own: object, tmp_path: Path) -> None:
+NO_KEYS = [b"5", b"0", b"false", b"{}", b'[["a"]]', b'["a",1]', b"[" * 700 + b"]" * 700]
+
+
+def test_what_is_no_key_gets_400_and_no_engine_sees_it(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
-        assert running.complete(cache_salt=own)[1]["error"]["message"].startswith("cache_salt")
+        for own in NO_KEYS:
+            status, body, _ = running.post("/v1/completions", b'{"prompt":"x","cache_salt":%s}' % own)
+            assert status == 400 and body["error"]["message"].startswith("cache_salt must be"), own[:20]
+        assert running.engine.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/generate"])
+def test_no_answer_is_made_after_its_request_ended(path: str, tmp_path: Path) -> None:
+    with station([ContractEngine("sglang")], tmp_path) as running:
+        for asked in (True, "true", 1):
+            status, body, _ = running.post(path, {"prompt": "x", "background": asked})
+            assert status == 400 and body["error"]["message"].startswith("background")
+        assert running.engine.seen == []
+        assert [running.post(path, {"prompt": "x", "background": no})[0] for no in (False, None)] == [200, 200]
 
 
 def test_stamps_in_objects_batches_and_nothing_else() -> None:

@@ -28,12 +28,16 @@ class JsonRequest:
 
     @classmethod
     def versioned(cls, raw: bytes, headers: Constraint) -> JsonRequest:
-        """A body whose fields may constrain. Raises BadConstraint, also for a body that is no JSON object in UTF-8."""
+        """A body whose fields may constrain. Raises BadConstraint, also for a body that is no JSON object in UTF-8, and
+        for one whose answer would be made after this request ended, when no commit waits for it or cuts it.
+        """
         text, thing = _read(raw)
         names = [member.key for member in thing.members if member.key in OURS]
         for name in names:
             if names.count(name) > 1:
                 raise BadConstraint(f"{name} is given twice; send it once.")
+        if any(member.key == "background" and member.value not in (None, False) for member in thing.members):
+            raise BadConstraint("background is not known here: nobody could say which versions made its answer.")
         body = Constraint.parse(thing.get("weight_version"), thing.get("run_id"))
         return cls(body.joined(headers), raw, text, thing)
 
@@ -73,10 +77,12 @@ def _read(raw: bytes) -> tuple[str, Thing]:
 def _salted(applied: Applied, cache_key: str, own: Any) -> Any:
     """The key of the version and the client's own together; a batch has one key for each prompt.
 
-    What can't be a key is left to the engine, which refuses it in its own words.
+    Raises BadConstraint for what can't be a key: builds differ in what they refuse, and what one takes for no key at
+    all would be answered from older weights. An empty one is such, also to vLLM on routes that don't look at it.
     """
+    keys = own if isinstance(own, list) else [own]
+    if not all(key is None or isinstance(key, str) for key in keys):
+        raise BadConstraint(f"{cache_key} must be a string, or a list with a string for each prompt.")
     if isinstance(own, list) and own:
-        return [_salted(applied, cache_key, key) for key in own]
-    if own == "" and cache_key == "cache_salt":  # vLLM refuses it; to SGLang it would be no key at all
-        return own
-    return applied.salt(own or None) if own in (None, []) or isinstance(own, str) else own
+        return [applied.salt(key or None) for key in own]
+    return applied.salt(own or None)

@@ -38,15 +38,14 @@ class Upstreams:
 
     def choose(self, avoid: frozenset[Upstream] = frozenset(), *, keyed: str = "") -> Upstream:
         """The least busy open engine, of those that take a key on the route ``keyed`` if one is named. Raises
-        Unavailable with the reason, and Keyless when no open engine takes one.
+        Unavailable with the reason, and Keyless when no engine takes one.
         """
-        able = [upstream for upstream in self.members if upstream.open]
-        if keyed and able and not (able := [upstream for upstream in able if keyed in upstream.keyed]):
+        able = [upstream for upstream in self.members if not keyed or keyed in upstream.keyed]
+        if candidates := [upstream for upstream in able if upstream.open and upstream not in avoid]:
+            return min(candidates, key=lambda upstream: upstream.busy)
+        if not able and not self.reason:
             raise Keyless(keyed)
-        candidates = [upstream for upstream in able if upstream not in avoid]
-        if not candidates:
-            raise Unavailable(self.reason or "No engine can be reached; try again.")
-        return min(candidates, key=lambda upstream: upstream.busy)
+        raise Unavailable(self.reason or _fences(able) or "No engine can be reached; try again.")
 
     @property
     def reason(self) -> str:
@@ -55,9 +54,14 @@ class Upstreams:
             return "This island has no engine that answers requests."
         if any(upstream.open for upstream in self.members):
             return ""
-        return "; ".join(dict.fromkeys(upstream.fence for upstream in self.members))
+        return _fences(self.members)
 
     @property
     def told(self) -> str:
         """Troubles of engines that were met so far; empty when none was."""
-        return "; ".join(dict.fromkeys(one.fence for one in self.members if not one.open and one.fence != UNTRIED))
+        return _fences([one for one in self.members if one.fence != UNTRIED])
+
+
+def _fences(members: Sequence[Upstream]) -> str:
+    """Why those of ``members`` that get no traffic get none; empty when all do."""
+    return "; ".join(dict.fromkeys(one.fence for one in members if not one.open))
