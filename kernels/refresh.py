@@ -1,7 +1,7 @@
 """From the trainer's masters to the served bytes in one pass: cast, quantise, compare, write only what changed.
 
-Inputs are FP32 masters or BF16 weights; both are taken as BF16, so scales rarely move. Formats and rounding:
-docs/format/quantisers.md. Each function writes into the served tensors in place and returns what changed, old bytes
+Inputs are FP32 masters or BF16 weights, their rows dense; both are taken as BF16, so scales rarely move. Formats and
+rounding: docs/format/quantisers.md. Each function writes into the served tensors in place and returns what changed, old bytes
 included; it counts NaNs and infinities instead of stopping, because a kernel can't.
 
 `expected`: room for so many changes is taken; where there are more the kernel leaves those blocks alone and runs again.
@@ -91,6 +91,8 @@ def refresh_fp16(master: torch.Tensor, served: torch.Tensor, *, first: int = 0, 
 
 
 def _refresh(master: torch.Tensor, served: torch.Tensor, first: int, expected: int | None, *, fp16: bool) -> Changes:
+    if master.shape != served.shape or (master.element_size(), served.element_size()) != (4, 2):
+        raise ValueError("FP32 masters are cast into 16 bits of the same shape")
     dense = master.is_contiguous() and served.is_contiguous()
     master, served = matrix(integers(master), dense=dense), matrix(integers(served), dense=dense)
 
@@ -103,6 +105,14 @@ def _refresh(master: torch.Tensor, served: torch.Tensor, first: int, expected: i
             )  # fmt: skip
 
     return collect(launch, served.numel(), served, expected, writes=True)
+
+
+def _weights(master: torch.Tensor) -> torch.Tensor:
+    """The bits of a matrix that can be quantised."""
+    dense_rows = master.dim() == 2 and (master.shape[1] <= 1 or master.stride(1) == 1)
+    if not dense_rows or master.dtype == torch.float16 or master.element_size() not in {2, 4}:
+        raise ValueError("weights to quantise are a matrix with dense rows, in FP32 or BF16")
+    return integers(master)
 
 
 # --- FP8, a scale for each block of a matrix --------------------------------------------------------------------------
@@ -198,13 +208,16 @@ def refresh_fp8(
     scales (as int32 bits) and the number of NaNs and infinities. Moves 5 E bytes (a row's masters are read twice, the
     second time from the cache) and 10 a change.
     """
+    master = _weights(master)
     rows, columns = master.shape
-    shape = triton.cdiv(rows, block[0]), triton.cdiv(columns, block[1])
-    if not codes.is_contiguous() or not scales.is_contiguous() or scales.numel() != shape[0] * shape[1]:
-        raise ValueError("codes and scales must be dense, with a scale for each block")
+    if codes.shape != master.shape:
+        raise ValueError("there is a code for each weight")
     if block not in {(numbers.FP8_BLOCK, numbers.FP8_BLOCK), (1, columns)}:
         raise ValueError("a scale covers a block of 128 x 128 or one row")
-    codes, scales, master = integers(codes).view(-1), integers(scales).view(-1), integers(master)
+    shape = triton.cdiv(rows, block[0]), triton.cdiv(columns, max(block[1], 1))
+    if not codes.is_contiguous() or not scales.is_contiguous() or scales.numel() != shape[0] * shape[1]:
+        raise ValueError("codes and scales must be dense, with a scale for each block")
+    codes, scales = integers(codes).view(-1), integers(scales).view(-1)
     moved, problems = ChangeList(scales.numel(), scales), torch.zeros(1, dtype=torch.int32, device=master.device)
 
     def launch(found: ChangeList) -> None:
@@ -372,12 +385,13 @@ def refresh_groups(
     NVFP4 reads the masters once more before, for the tensor's largest magnitude, unless `amax` has its BF16 bits: where
     these are some rows of a tensor.
     """
+    master = _weights(master)
     rows, columns = master.shape
     across = columns // group
     if columns % group or scales.numel() != rows * across or codes.numel() * codes.element_size() * 2 != rows * columns:
         raise ValueError("rows must be whole groups, with two codes a byte and a scale for each group")
     codes, scales = codes.view(-1).view(torch.uint8), integers(scales).view(-1)
-    master, served_scale = integers(master), integers(served_scale).view(-1)
+    served_scale = integers(served_scale).view(-1)
     moved, whole, size = ChangeList(scales.numel(), scales), ChangeList(1, served_scale), GROUP_BLOCK // group
     largest, problems = torch.zeros((2, 1), dtype=torch.int32, device=master.device)
     if amax is not None:

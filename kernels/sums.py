@@ -90,7 +90,9 @@ def tensor_sums(rows: torch.Tensor, seeds: tuple[int, int], *, row0: int = 0, wo
     if rows.dim() != 2 or (rows.shape[1] > 1 and rows.stride(1) != 1):
         raise ValueError("sums take a matrix with dense rows")
     width = rows.element_size()
-    unit = math.gcd(8, rows.shape[1] * width, rows.stride(0) * width if rows.shape[0] > 1 else 8, rows.data_ptr())
+    # torch views memory as wider integers only where the offset in its storage allows it, too.
+    begins = rows.data_ptr(), rows.storage_offset() * width
+    unit = math.gcd(8, rows.shape[1] * width, rows.stride(0) * width if rows.shape[0] > 1 else 8, *begins)
     units, stride = rows.shape[1] * width // unit, rows.stride(0) * width // unit
     sums, given = _numbers(2, rows), _seeds(seeds, rows)
     words = triton.cdiv(units * unit, 8)

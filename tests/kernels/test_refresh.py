@@ -214,3 +214,39 @@ def test_rounding_to_four_bits_is_to_nearest_even() -> None:
         assert abs(value - grid[code]) == near[0]
         if near[0] == near[1]:
             assert code % 2 == 0
+
+
+# --- What the kernels would misread -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("master", ["float16", "float64", "columns apart", "transposed", "a vector"])
+@pytest.mark.parametrize("format", ["fp8", "groups"])
+def test_masters_that_would_be_misread_are_refused(side: Side, format: str, master: str) -> None:
+    if side.name == "reference":
+        pytest.skip("the twin reads what NumPy views")
+    dense = masters(64, 64)
+    given = {
+        "float16": dense.astype(np.float16), "float64": dense.astype(np.float64), "a vector": dense.reshape(-1),
+        "columns apart": masters(64, 128)[:, ::2], "transposed": dense.T,
+    }[master]  # fmt: skip
+    with pytest.raises(ValueError, match="dense rows, in FP32 or BF16"):
+        if format == "fp8":
+            side.refresh_fp8(given, *fp8_shapes(64, 64, (128, 128)), (128, 128))
+        else:
+            side.refresh_groups(given, *served_groups(64, 64, NVFP4, 16), NVFP4, 16)
+
+
+def test_a_cast_into_another_shape_is_refused(side: Side) -> None:
+    if side.name == "reference":
+        pytest.skip("the twin reads what NumPy views")
+    for served in (np.zeros(70, np.uint16), np.zeros(64, np.uint32)):
+        with pytest.raises(ValueError, match="same shape"):
+            side.refresh_bf16(masters(1, 64).reshape(-1), served)
+
+
+def test_rows_without_columns_have_no_scales(side: Side) -> None:
+    if side.name == "reference":
+        pytest.skip("the twin divides by the block")
+    codes = np.zeros((3, 0), np.uint8)
+    found = side.refresh_fp8(np.zeros((3, 0), np.float32), codes, np.zeros((3, 0), np.float32), (1, 0))
+    assert [found[0].positions.size, found[1].positions.size, found[2]] == [0, 0, 0]

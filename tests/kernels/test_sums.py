@@ -40,6 +40,20 @@ def test_sums_of_rows_with_distances(side: Side, dtype: type) -> None:
         assert side.tensor_sums(given, SEEDS) == expected == of_library(rows)
 
 
+def test_sums_of_rows_in_memory_that_begins_anywhere(side: Side) -> None:
+    """Rows on a whole word, in a storage that does not begin on one."""
+    if side.name != "interpreter":
+        pytest.skip("a device's memory begins on a whole word")
+    import torch
+
+    from kernels import sums
+
+    memory = matrix(1, 90).reshape(-1)
+    storage = torch.from_numpy(memory[-memory.ctypes.data % 8 + 1 :])
+    rows = storage[7 : 7 + 64].view(8, 8)
+    assert sums.tensor_sums(rows, SEEDS) == of_library(rows.numpy())
+
+
 def test_sums_of_nothing(side: Side) -> None:
     assert side.tensor_sums(np.empty((0, 8), np.uint8), SEEDS) == (0, 0)
     assert side.tensor_sums(np.empty((4, 0), np.uint8), SEEDS) == (0, 0)
