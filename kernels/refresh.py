@@ -1,8 +1,8 @@
 """From the trainer's masters to the served bytes in one pass: cast, quantise, compare, write only what changed.
 
 Inputs are FP32 masters or BF16 weights, their rows dense; both are taken as BF16, so scales rarely move. Formats and
-rounding: docs/format/quantisers.md. Each function writes into the served tensors in place and returns what changed, old bytes
-included; it counts NaNs and infinities instead of stopping, because a kernel can't.
+rounding: docs/format/quantisers.md. Each function writes into the served tensors in place and returns what changed, old
+bytes included; it counts NaNs and infinities instead of stopping, because a kernel can't.
 
 `expected`: room for so many changes is taken; where there are more the kernel leaves those blocks alone and runs again.
 """
