@@ -379,6 +379,10 @@ def refresh_groups(
 ) -> tuple[Changes, Changes, Changes, int]:  # fmt: skip
     """Quantise a matrix whose rows are whole groups to four bits: `kind` is numbers.NVFP4, MXFP4 or INT4.
 
+    NVFP4: t = amax of the tensor / 2688, c = E4M3(amax of the group / (6 t)), code = E2M1(w (1 / (c t))). MXFP4 (OCP MX
+    1.0): c = floor(log2(amax)), one more from 1.75 times that power on, less 2; code = E2M1(w / 2^c). INT4:
+    s = BF16(amax / 7.5); code = w (1 / s), to nearest. Bit for bit, zeros and limits too: docs/format/quantisers.md.
+
     `codes`: dense bytes, two codes each, the first one low. `scales`: dense, one a group: E4M3 codes (NVFP4), E8M0
     codes (MXFP4), BF16 bits (INT4). `served_scale`: one FP32, written for NVFP4 alone. Returns the changes of bytes, of
     scales and of the tensor's scale, and the number of NaNs and infinities. Moves 4.5 E bytes and E / group scales;

@@ -89,10 +89,14 @@ def device() -> str:
 
 
 def _gpu(chosen: str) -> str:
+    """CUDA counts the devices that CUDA_VISIBLE_DEVICES lists, by number or UUID; the tool counts all."""
     ask = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-        name, driver, memory = (part.strip() for part in lines[int(chosen.partition(":")[2] or 0)].split(","))
+        number = int(chosen.partition(":")[2] or 0)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        ask.append(f"--id={number if visible is None else visible.split(',')[number].strip()}")
+        line = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
+        name, driver, memory = (part.strip() for part in line.split(","))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return f"{chosen}: the driver does not answer"
     return f"{chosen}: {name}, {memory}, driver {driver}"
