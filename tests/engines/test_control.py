@@ -86,3 +86,8 @@ def test_an_engine_on_ipv6_is_called_by_its_url() -> None:
     with engine.serving():
         assert engine.url.startswith("http://[::1]:")
         assert Control(engine.url).get("/health") == {}
+
+
+def test_a_name_that_is_none_can_t_be_reached() -> None:
+    with pytest.raises(EngineUnreachable, match="does not answer"):
+        Control("http://a..b:8000").get("/health")

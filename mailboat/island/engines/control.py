@@ -65,7 +65,7 @@ class Control:
                 connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
                 response = connection.getresponse()
                 data = self._read(response, seconds)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last from names that are none
             if self._abandoned:
                 raise EngineUnreachable(f"The engine at {self.url} is not waited for: the island stops.") from error
             raise EngineUnreachable(
