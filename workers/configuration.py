@@ -12,6 +12,7 @@ from typing import Any
 from celery.schedules import crontab
 from django.db import connection
 from kombu.entity import Queue
+from kombu.transport import TRANSPORT_ALIASES
 from psycopg.conninfo import make_conninfo
 
 from controlplane import env
@@ -28,6 +29,7 @@ def _database() -> str:
     return make_conninfo(**given, **{key: str(value) for key, value in settings["OPTIONS"].items()})
 
 
+TRANSPORT_ALIASES["pgmq"] = "workers.transport:Transport"
 broker_url = env.secret("MAILBOAT_BROKER_URL") or "pgmq://localhost"  # the address stands in conn_string
 broker_transport_options = (
     {

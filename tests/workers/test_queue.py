@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from django.db import connection
 
 from tests.waiting import eventually
@@ -78,3 +79,25 @@ def test_a50_a_lost_message_is_sent_again_by_the_sweeper(run: Any, start_worker:
     Job.objects.filter(pk=job.pk).update(sent_at=None)
     sweep()
     eventually(lambda: ended(job))
+
+
+def test_a_message_whose_acknowledgement_failed_does_not_stop_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that dies at that moment made a worker deaf that takes one message at a time."""
+    from kombu.transport import pgmq, virtual
+
+    from workers.app import app
+    from workers.transport import Channel, Transport
+
+    assert app.connection_for_read("pgmq://localhost").get_transport_cls() is Transport
+
+    def refuse(*_: object) -> None:
+        raise ConnectionError("the database went away")
+
+    channel = object.__new__(Channel)
+    channel._qos = virtual.QoS(channel, prefetch_count=1)
+    channel.qos.append(object(), "tag")
+    assert not channel.qos.can_consume()
+    monkeypatch.setattr(pgmq.Channel, "basic_ack", refuse)
+    with pytest.raises(ConnectionError):
+        channel.basic_ack("tag")
+    assert channel.qos.can_consume()
