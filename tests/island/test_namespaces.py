@@ -19,11 +19,10 @@ import pytest
 import urllib3
 
 from mailboat.checkpoint.writing import write_checkpoint
-from mailboat.errors import StoreError
-from mailboat.image import Image
 from mailboat.trainer import Publisher
 from tests.engines.contract_engine import ContractEngine
 from tests.island.contract_server import PROJECT, RUN, ContractServer
+from tests.island.fleet import image_state
 from tests.sidecar.harness import Stream, Versions
 from tests.waiting import PATIENCE, eventually
 
@@ -118,15 +117,8 @@ class TwoHosts:
         ip("-n", f"{NAME}b", "link", "set", "up0", state)
 
     def digests(self) -> set[str]:
-        """Of both hosts' bytes, measured from outside; an image that is written to at this moment has none."""
-        found = set()
-        for name in ("a", "b"):
-            try:
-                with Image.open(self.folder / name / "image") as image:
-                    found.add(image.measure().digest)
-            except StoreError as error:
-                found.add(str(error))
-        return found
+        """Of both hosts' bytes, measured from outside."""
+        return {image_state(self.folder / name).digest for name in ("a", "b")}
 
     def member(self) -> dict[str, Any]:
         beat = self.server.beats[-1] if self.server.beats else {}
