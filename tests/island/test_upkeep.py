@@ -76,8 +76,10 @@ def test_versions_go_on_while_the_base_is_written(
     may_write.set()
 
     class Held(Pace):
+        """Writes while it may, and one base only: the next one, of what the log then holds, waits for ever."""
+
         def take(self, count: int) -> None:
-            while not may_write.wait(0.01):
+            while not may_write.wait(0.01) or marker(store)["base"]["version"] > 0:
                 self._stop.check()
 
     monkeypatch.setattr(upkeep, "Pace", Held)
@@ -100,6 +102,7 @@ def test_versions_go_on_while_the_base_is_written(
         with Checkpoint.open(next((store / "base").iterdir())) as base:
             assert measure(base).digest == trainer.published[1].digest
         remove(store / "image")
+        monkeypatch.undo()
         with island(server, store, once=True) as again:
             again.join()
         assert held_state(store) == trainer.state().digest
