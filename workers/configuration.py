@@ -62,6 +62,7 @@ task_reject_on_worker_lost = True
 task_serializer = "json"
 accept_content = ["json"]
 
+worker_concurrency = 1  # one job at a time, and no message waits in a worker that has one while another is free
 worker_prefetch_multiplier = 1
 worker_enable_remote_control = False
 worker_send_task_events = False

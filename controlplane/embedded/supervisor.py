@@ -151,7 +151,8 @@ class Supervisor:
         one.process = None
         now = time.monotonic()
         one.crashes = 1 if now - one.started > _STEADY_SECONDS else one.crashes + 1
-        one.due = now + min(_LONGEST_PAUSE, 0.25 * 2**one.crashes)
+        # From its last start on: who keeps ending at once waits longer and longer, who had worked meanwhile does not.
+        one.due = max(now, one.started + min(_LONGEST_PAUSE, 0.25 * 2**one.crashes))
 
     def _end_all(self) -> None:
         alive = [one for one in self._kept if one.process is not None]

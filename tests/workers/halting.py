@@ -1,5 +1,5 @@
-"""The workers' application in a process that stands still before a call: MAILBOAT_TEST_HALT is `module:function:n`, the
-n-th call of that function. Whoever started it sees that (`stands_still`) and kills it there, on however busy a machine.
+"""The workers' application in a process that stands still before a call: MAILBOAT_TEST_HALT is `module:function:n` or
+`module:Class.method:n`, the n-th call of that function. Whoever started it sees that (`stands_still`) and kills it there, on however busy a machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ def stands_still(process: subprocess.Popen[bytes]) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def _halt_before(module: Any, name: str, turn: int) -> None:
-    real, calls = getattr(module, name), 0
+def _halt_before(place: Any, name: str, turn: int) -> None:
+    *classes, name = name.split(".")
+    for one in classes:
+        place = getattr(place, one)
+    real, calls = getattr(place, name), 0
 
     def halting(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
@@ -33,7 +36,7 @@ def _halt_before(module: Any, name: str, turn: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return real(*arguments, **options)
 
-    setattr(module, name, halting)
+    setattr(place, name, halting)
 
 
 if HALT in os.environ:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
 
 from tests.waiting import eventually
 from tests.workers.conftest import StartWorker
+from tests.workers.halting import HALT, stands_still
 
 
 def enqueue(run: Any, key: str = "one") -> Any:
@@ -79,6 +84,38 @@ def test_a50_a_lost_message_is_sent_again_by_the_sweeper(run: Any, start_worker:
     Job.objects.filter(pk=job.pk).update(sent_at=None)
     sweep()
     eventually(lambda: ended(job))
+
+
+def test_a_worker_whose_database_is_away_at_an_acknowledgement_takes_the_next_message(
+    run: Any, start_worker: StartWorker, home: Any
+) -> None:
+    worker = start_worker("publish", **{HALT: "workers.transport:Channel.basic_ack:1"})
+    first = enqueue(run)
+    eventually(lambda: stands_still(worker))
+    assert ended(first)
+    with database_away():
+        worker.send_signal(signal.SIGCONT)
+        eventually(lambda: any("Couldn't ack" in line for line in lines(home)))
+    second = enqueue(run, "two")
+    eventually(lambda: ended(second))
+    assert worker.poll() is None
+
+
+@contextmanager
+def database_away() -> Iterator[None]:
+    """As if the database had gone down: whoever is connected is thrown out, and nobody gets in."""
+    name = connection.settings_dict["NAME"]
+    connection.close()
+    place = connection.get_connection_params()
+    login = {key: place[key] for key in ("host", "port", "user", "password") if key in place}
+    with psycopg.connect(**login, dbname="postgres", autocommit=True) as server:
+        server.execute(f'alter database "{name}" with allow_connections false')
+        try:
+            gone = server.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+            assert gone.rowcount
+            yield
+        finally:
+            server.execute(f'alter database "{name}" with allow_connections true')
 
 
 def test_a_message_whose_acknowledgement_failed_does_not_stop_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
