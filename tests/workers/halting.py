@@ -1,5 +1,7 @@
-"""The workers' application in a process that stands still before a call: MAILBOAT_TEST_HALT is `module:function:n` or
-`module:Class.method:n`, the n-th call of that function. Whoever started it sees that (`stands_still`) and kills it there, on however busy a machine.
+"""The workers' application in a process that stands still before a call.
+
+MAILBOAT_TEST_HALT is `module:function:n` or `module:Class.method:n`: the n-th call of that function. Whoever started
+the process sees that (`stands_still`) and kills it there, or lets it go on, on however busy a machine.
 """
 
 from __future__ import annotations
