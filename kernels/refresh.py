@@ -45,9 +45,9 @@ MXFP4 = tl.constexpr(numbers.MXFP4)
 
 @triton.jit
 def _count_problems(weights, inside, problems):
-    """Add the NaNs and infinities of a block to a counter."""
+    """Add the NaNs and infinities of a block to a counter of 64 bits: a tensor may have 2^31 of them."""
     found = tl.sum((((weights & 0x7F800000) == 0x7F800000) & inside).to(tl.int32))
-    tl.atomic_add(problems, found)
+    tl.atomic_add(problems, found.to(tl.int64))
 
 
 # --- BF16 and FP16 ----------------------------------------------------------------------------------------------------
@@ -109,7 +109,8 @@ def _refresh(master: torch.Tensor, served: torch.Tensor, first: int, expected: i
 
 def _weights(master: torch.Tensor) -> torch.Tensor:
     """The bits of a matrix that can be quantised."""
-    dense_rows = master.dim() == 2 and (master.shape[1] <= 1 or master.stride(1) == 1)
+    # NumPy puts what is empty 0 bytes apart.
+    dense_rows = master.dim() == 2 and (not master.numel() or master.shape[1] == 1 or master.stride(1) == 1)
     if not dense_rows or master.dtype == torch.float16 or master.element_size() not in {2, 4}:
         raise ValueError("weights to quantise are a matrix with dense rows, in FP32 or BF16")
     return integers(master)
@@ -170,7 +171,9 @@ def _refresh_fp8_row(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((SIZE,), tl.int32)
-    for start in range(0, columns, SIZE):
+    # A loop from a zero of 64 bits counts in 64: the step past the end of a row of nearly 2^31 would overflow in 32.
+    begin = row * 0
+    for start in range(begin, columns, SIZE):
         column = start + tl.arange(0, SIZE)
         inside = column < columns
         weights = wide(tl.load(master + row * master_stride + column, mask=inside, other=0))
@@ -181,7 +184,7 @@ def _refresh_fp8_row(
         scales, row, reciprocal(factor).to(tl.int32, bitcast=True),
         scale_total, scale_positions, scale_olds, scale_news,
     )  # fmt: skip
-    for start in range(0, columns, SIZE):
+    for start in range(begin, columns, SIZE):
         column = start + tl.arange(0, SIZE)
         inside = column < columns
         weights = wide(tl.load(master + row * master_stride + column, mask=inside, other=0))
@@ -218,7 +221,7 @@ def refresh_fp8(
     if not codes.is_contiguous() or not scales.is_contiguous() or scales.numel() != shape[0] * shape[1]:
         raise ValueError("codes and scales must be dense, with a scale for each block")
     codes, scales = integers(codes).view(-1), integers(scales).view(-1)
-    moved, problems = ChangeList(scales.numel(), scales), torch.zeros(1, dtype=torch.int32, device=master.device)
+    moved, problems = ChangeList(scales.numel(), scales), torch.zeros(1, dtype=torch.int64, device=master.device)
 
     def launch(found: ChangeList) -> None:
         problems.zero_()
@@ -397,7 +400,7 @@ def refresh_groups(
     codes, scales = codes.view(-1).view(torch.uint8), integers(scales).view(-1)
     served_scale = integers(served_scale).view(-1)
     moved, whole, size = ChangeList(scales.numel(), scales), ChangeList(1, served_scale), GROUP_BLOCK // group
-    largest, problems = torch.zeros((2, 1), dtype=torch.int32, device=master.device)
+    largest, problems = (torch.zeros(1, dtype=of, device=master.device) for of in (torch.int32, torch.int64))
     if amax is not None:
         largest.fill_(amax << 16)
     elif kind == numbers.NVFP4 and codes.numel():

@@ -51,7 +51,7 @@ def variants(
         found.append((decode._entries, DECODING, walked | {"WALKS": decode.WALKS}))
     found.append((decode._positions, DECODING, {"WALKS": decode.WALKS}))
     for master in masters:
-        codes = LIST | {"master": master, "codes": "*u8", "olds": "*u8", "news": "*u8", "problems": "*i32"}
+        codes = LIST | {"master": master, "codes": "*u8", "olds": "*u8", "news": "*u8", "problems": "*i64"}
         fp8 = codes | SCALES | {"scales": "*i32", "scale_olds": "*i32", "scale_news": "*i32"}
         found.append((refresh._refresh_fp8_block, fp8, {"HEIGHT": 128, "WIDTH": 128}))
         found.append((refresh._refresh_fp8_row, fp8, {"SIZE": refresh.ROW_BLOCK}))

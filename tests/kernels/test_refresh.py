@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from kernels import numbers, reference
 from kernels.numbers import INT4, MXFP4, NVFP4
 from tests.kernels.sides import Side, assert_same, bits
 
+BEYOND = 2**31 - 3
 KINDS = {NVFP4: 16, MXFP4: 32, INT4: 64}
 
 
@@ -216,6 +219,37 @@ def test_rounding_to_four_bits_is_to_nearest_even() -> None:
             assert code % 2 == 0
 
 
+# --- NaNs and infinities ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["_refresh_fp8_row", "_refresh_fp8_block", "_refresh_groups"])
+def test_more_than_2_to_the_31_nans_are_counted(side: Side, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """As in an array of which most lies elsewhere: other programs have counted before."""
+    if side.name == "reference":
+        pytest.skip("the twin counts as NumPy does")
+    from kernels import refresh
+
+    class Late:
+        real = getattr(refresh, kernel)
+
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*given: Any, **named: Any) -> None:
+                given[dict(zip(self.real.arg_names, range(len(given)), strict=False))["problems"]].add_(BEYOND)
+                self.real[grid](*given, **named)
+
+            return launch
+
+    monkeypatch.setattr(refresh, kernel, Late())
+    master = masters(2, 64)
+    master[:, 3:8] = np.nan
+    if kernel == "_refresh_groups":
+        found = side.refresh_groups(master, *served_groups(2, 64, INT4, 64), INT4, 64)
+    else:
+        block = (1, 64) if kernel == "_refresh_fp8_row" else (128, 128)
+        found = side.refresh_fp8(master, *fp8_shapes(2, 64, block), block)
+    assert found[-1] == BEYOND + 10
+
+
 # --- What the kernels would misread -----------------------------------------------------------------------------------
 
 
@@ -250,3 +284,17 @@ def test_rows_without_columns_have_no_scales(side: Side) -> None:
     codes = np.zeros((3, 0), np.uint8)
     found = side.refresh_fp8(np.zeros((3, 0), np.float32), codes, np.zeros((3, 0), np.float32), (1, 0))
     assert [found[0].positions.size, found[1].positions.size, found[2]] == [0, 0, 0]
+
+
+def test_matrices_without_rows_have_no_codes(side: Side) -> None:
+    """NumPy's strides of empty arrays are 0, which is no distance between columns."""
+    empty = np.zeros((0, 64), np.float32)
+    assert empty.strides == (0, 0)
+    for block in ((128, 128), (1, 64)):
+        found = side.refresh_fp8(empty, np.zeros((0, 64), np.uint8), np.zeros((0, 1), np.float32), block)
+        assert [found[0].positions.size, found[1].positions.size, found[2]] == [0, 0, 0]
+    for kind, group in KINDS.items():
+        served = served_groups(0, 64, kind, group)
+        changed = side.refresh_groups(empty, *served, kind, group)
+        assert [part.positions.size for part in changed[:3]] == [0, 0, int(kind == NVFP4)] and changed[3] == 0
+        assert served[2][0] == (kind == NVFP4), "the scale of nothing is 1"
