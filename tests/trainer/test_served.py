@@ -49,6 +49,22 @@ def test_the_view_follows_every_step(kind: type[torch.optim.Optimizer], rate: fl
         assert 0 < served.last.seconds < 60
 
 
+def test_a28_a_view_in_fp16_follows_every_step() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    served = follow(optimizer, net.named_parameters(), dtype=torch.float16)
+    assert {t.dtype for t in tensor_source(served, {}).inventory.tensors} == {"F16"}
+    for _ in range(3):
+        before = {name: tensor.view(torch.int16).clone() for name, tensor in served.items()}
+        train(net, optimizer)
+        changed = 0
+        for name, parameter in net.named_parameters():
+            expected = parameter.detach().half().view(torch.int16)
+            assert torch.equal(served[name].view(torch.int16), expected)
+            changed += int((before[name] != expected).sum())
+        assert served.last is not None and served.last.changed == changed > 0
+
+
 def test_a28_nan_payloads_and_negative_zero_are_bits() -> None:
     master = torch.tensor([0x7FC1_2345, -0x0040_0001, -0x8000_0000, 0], dtype=torch.int32).view(torch.float32)
     served = ServedWeights({"x": master})
