@@ -121,7 +121,10 @@ def _apply_with_sums(
     start = row * columns + word * PER
     left = columns - word * PER
     old = _word(data, start, left, leads, WIDTH)
-    # Stores may be laid out over other threads than loads: all have read before one writes.
+    # On a GPU a program is many threads, and the compiler gives the stores below another layout than the loads above
+    # (sm_90, bytes: one element a thread, not eight). Another thread could so write an element before the thread that
+    # leads its word has read it: the new one would count as the old in the sums. All must have read before one writes.
+    # No test sees this: the interpreter runs line by line, and on a GPU other barriers of the compiler may hide it.
     tl.debug_barrier()
     new = old
     ONES: tl.constexpr = (1 << (8 * WIDTH)) - 1
