@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from mailboat.errors import PatchError
 from mailboat.patch.backends import kernels
-from mailboat.patch.classes import Classes, Profile, classes_of
+from mailboat.patch.classes import Classes, Counts, Profile, classes_of
 from mailboat.patch.format import MAX_GROUP_WORDS, order_of
 from mailboat.patch.scratch import Words
 
 Positions = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.uint64]
 _CLASSES = 256
 _PROFILE_ROOM = 4096
 _EVEN = 32768 << 8
@@ -110,6 +112,20 @@ class GroupEncoder(_Walk):
             np.array(rows, np.int64), width, model.order, *model.place,
             np.concatenate([block.positions for block in blocks]), np.concatenate([block.new for block in blocks]),
             model.hazards, model.contexts, self._coder, self._out,
+        )  # fmt: skip
+        return bool(status == self._compiled.CONTEXTUAL_OK)
+
+    def compare(
+        self, dtype: str, width: int, rows: Rows, seeds: Sums, *, counts: Counts, positions: Positions, changed: Rows,
+        change: Sums,
+    ) -> bool:  # fmt: skip
+        """Find the changes of all blocks of a group, all of one dtype, and append them; False where it isn't one for
+        this (`compiled.compare_and_encode` says what the arrays are).
+        """
+        model = self._enter(int(rows[0, self._compiled.ROW_TENSOR]), dtype)
+        status = self._compiled.compare_and_encode(
+            rows, seeds, width, model.order, *model.place, counts[0], model.hazards, model.contexts, self._coder,
+            positions, self._out, changed, change,
         )  # fmt: skip
         return bool(status == self._compiled.CONTEXTUAL_OK)
 

@@ -15,14 +15,14 @@ from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.blocks import Encoded, Positions
-from mailboat.patch.classes import Counts, profile_of
+from mailboat.patch.classes import Counts, Profile, profile_of, sampled_enough
 from mailboat.patch.contextual import Codes, GroupEncoder, NewBlock
-from mailboat.patch.format import CONTEXTUAL, order_of
+from mailboat.patch.format import order_of
 from mailboat.patch.runs import Numbers
 from mailboat.patch.scratch import Scratch, Words, address_of, source_words
 
 _NO_WORDS = np.empty(0, np.uint32)
-_NO_BYTES = np.empty(0, np.uint8)
+_NO_COUNTS = np.zeros((2, 256), np.int64)
 _WORD_BYTES = 4
 
 
@@ -30,8 +30,8 @@ _WORD_BYTES = 4
 class Changes:
     """A block's changes while they wait for their group.
 
-    `elements`: the new ones, packed into words; `counts`: elements and changed elements by class; `least`: bytes that
-    positions alone would take.
+    `elements`: the new ones, packed into words; `counts`: elements, changed ones, and changed ones in a sample, by
+    class; `least`: bytes that positions alone would take.
     """
 
     index: int
@@ -68,20 +68,18 @@ def encode_group(
 
 
 def _all_contextual(words: Codes, changes: Sequence[Changes]) -> CodedGroup:
-    return CodedGroup(words, [Encoded(CONTEXTUAL, _NO_BYTES, _NO_BYTES, _NO_BYTES, _NO_BYTES)] * len(changes))
+    return CodedGroup(words, [blocks.CODED] * len(changes))
 
 
 def _contextual(
     scratch: Scratch, base: TensorSource, addresses: Numbers, tensors: Sequence[Tensor], changes: Sequence[Changes]
 ) -> Codes | None:
     """The group's words; None where they would take more than any other encoding."""
-    counts: dict[str, Counts] = {}
-    room = 0
-    for block in changes:
-        dtype = tensors[block.index].dtype
-        counts[dtype] = counts.get(dtype, 0) + block.counts
-        room += block.least + block.positions.size * (1 + tensors[block.index].width)
-    profiles = {dtype: profile_of(count) for dtype, count in counts.items()}
+    room = sum(block.least + block.positions.size * (1 + tensors[block.index].width) for block in changes)
+    dtypes = {tensors[block.index].dtype for block in changes}
+    profiles = {
+        dtype: _profile([block.counts for block in changes if tensors[block.index].dtype == dtype]) for dtype in dtypes
+    }
     encoder = GroupEncoder(profiles, room // _WORD_BYTES + 1)
     placed = [_in_place(addresses, tensors[block.index].width, block) for block in changes]
     # One call for blocks of one dtype that follow one another in memory; one for each block that has to be read.
@@ -97,6 +95,12 @@ def _contextual(
         if not encoder.add(dtype, width, new):
             return None
     return encoder.finish()
+
+
+def _profile(counts: Sequence[Counts]) -> Profile:
+    """From the sample where that will do (of the blocks in which it found something), else from all changes."""
+    sampled = sum((one[[0, 2]] for one in counts if one[2].any()), _NO_COUNTS)
+    return profile_of(sampled if sampled_enough(sampled) else sum((one[:2] for one in counts), _NO_COUNTS))
 
 
 def _in_place(addresses: Numbers, width: int, block: Changes) -> int:
