@@ -1812,6 +1812,41 @@ def decode_contextual(
     return np.int64(CONTEXTUAL_OK)
 
 
+@njit(
+    "int64(int64[:, ::1], uint64[:, ::1], int64, int64, uint64, uint64, uint32[::1], uint32[::1], uint64[::1],"
+    " uint32[::1], uint32[::1], uint64[::1], uint64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_blocks(
+    blocks: Any, seeds: Any, width: Any, order: Any, shift: Any, mask: Any, hazards: Any, contexts: Any, coder: Any,
+    data: Any, positions: Any, new: Any, change: Any,
+) -> Any:  # fmt: skip
+    """As `decode_contextual` for several blocks, whose changes follow one another in `positions` and `new` (whole words
+    for each block); what each does to the sums goes to `change`.
+
+    `blocks`, a row for each: address of its old words, their number, elements, changes, words in `new`, whether a
+    tensor starts with it, and `piece_bytes`, `row0`, `word0` as sums take them. `seeds`: those of its tensor's sums.
+    """
+    at, word = np.int64(0), np.int64(0)
+    for i in range(blocks.shape[0]):
+        if blocks[i, 5]:
+            start_tensor(coder)
+        old = carray(_pointer(blocks[i, 0]), (blocks[i, 1],))
+        here, elements = positions[at : at + blocks[i, 3]], new[word : word + blocks[i, 4]]
+        at += blocks[i, 3]
+        word += blocks[i, 4]
+        if decode_contextual(
+            old, blocks[i, 2], width, order, shift, mask, hazards, contexts, coder, data, here, elements.view(np.uint8)
+        ):
+            return np.int64(CONTEXTUAL_DAMAGED)
+        sum_elements(
+            old, elements, here, width, blocks[i, 6], blocks[i, 7], blocks[i, 8], seeds[i, 0], seeds[i, 1], change[i]
+        )
+    return np.int64(CONTEXTUAL_OK)
+
+
 @njit("void(uint8[::1], int64, int64, int64, uint32[::1], uint64[::1], uint32[::1])", nogil=True, cache=True)
 def encode_profile(levels: Any, first: Any, last: Any, classes: Any, contexts: Any, coder: Any, out: Any) -> None:
     """Append the levels of the classes first ... last; `out` has room. `contexts`: a row for this only."""
