@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Rows = NDArray[np.int64]
 _MODULUS = 1 << 64
 # Classes are counted in some chunks of a block (docs/format/contextual.md): in the same ones as on the CPU.
-_CHUNK, _CLASSES = 64, 256
+_CHUNK, _STRETCH, _CLASSES = 64, 8192, 256
 # So many elements of blocks that follow one another are decoded together, and at least one block.
 _AT_ONCE = 1 << 20
 # Columns of what `decode_positional` is told of a block.
@@ -74,8 +74,11 @@ class Arrays:
             if every:
                 kept[: count * width] = changed.new.cpu().numpy().view(np.uint8)
                 place = int(shift), int(mask)
-                counts[0] += _histogram(_sample(before, every), *place).cpu().numpy() * every
+                chosen, stands_for = _sample(before, every)
+                counts[0] += _histogram(chosen, *place).cpu().numpy() * stands_for
                 counts[1] += _histogram(changed.old, *place).cpu().numpy()
+                sampled = changed.old[changed.positions // _STRETCH % every == 0]
+                counts[2] += _histogram(sampled, *place).cpu().numpy() * every
             _add(out, _applied(before, changed.positions, changed.new, seeds, piece))
             return count
 
@@ -199,11 +202,14 @@ def _memory(address: int, words: int) -> NDArray[np.int64]:
     return np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(address))
 
 
-def _sample(block: torch.Tensor, every: int) -> torch.Tensor:
-    """The elements of one chunk in `every`."""
-    whole = block.numel() // _CHUNK * _CHUNK
-    chosen = block[:whole].view(-1, _CHUNK)[::every].reshape(-1)
-    return chosen if whole // _CHUNK % every else torch.cat([chosen, block[whole:]])
+def _sample(block: torch.Tensor, every: int) -> tuple[torch.Tensor, int]:
+    """The elements of one chunk in a few of one stretch in `every`; how many elements each of them stands for."""
+    elements = block.numel()
+    thin = 2 if elements >> 15 else 1
+    chunks = torch.arange(-(-elements // _CHUNK), device=block.device)
+    chosen = chunks[(chunks * _CHUNK // _STRETCH % every == 0) & (chunks % thin == 0)]
+    places = (chosen[:, None] * _CHUNK + torch.arange(_CHUNK, device=block.device)).reshape(-1)
+    return block[places[places < elements]], every * thin
 
 
 def _histogram(elements: torch.Tensor, shift: int, mask: int) -> torch.Tensor:

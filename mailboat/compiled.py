@@ -401,14 +401,20 @@ def find_changes(old: Any, new: Any, width: Any, positions: Any) -> Any:
     return _find_in(old, new, width, 0, old.size, 0, positions)
 
 
-@njit("int64(uint32[::1])", nogil=True, cache=True)
-def equal_gaps(positions: Any) -> Any:
-    """How many gaps between positions equal the one before."""
+# A third of the gaps equal to the one before: of as many changes strewn evenly, at most a seventh are.
+REGULAR_FROM, REGULAR_SHARE = 64, 3
+
+
+@njit("boolean(uint32[::1])", nogil=True, cache=True)
+def is_regular(positions: Any) -> Any:
+    """Whether so many gaps between positions equal the one before."""
+    if positions.size < REGULAR_FROM:
+        return False
     count = np.int64(0)
     for i in range(2, positions.size):
         here = positions[np.uint64(i)] - positions[np.uint64(i - 1)]
         count += here == positions[np.uint64(i - 1)] - positions[np.uint64(i - 2)]
-    return count
+    return count * REGULAR_SHARE >= positions.size
 
 
 @njit("int64(uint32[::1], int64)", nogil=True, cache=True, error_model="numpy")
@@ -951,6 +957,10 @@ def _element(words, index, width):  # type: ignore[no-untyped-def]
 # together: those of nearly all elements of a block do. A chunk with any other class is marked FAR and takes the loops
 # below, and so does everything on other processors, and for other widths. The sums are the same.
 WINDOW, LANES, WINDOW_CHUNKS = 32, 16, 16
+# So many words of two blocks are compared, and looked at again where they differ while they are in a near cache.
+_COMPARED = 1 << 13
+ROOM = TILE + WINDOW + CHUNK + 1
+WALK_DONE, WALK_CHUNK, WALK_READY, WALK_LOWEST, WALK_SIZE = range(5)
 FAR = np.uint32(1 << 31)
 _FAR = np.uint64(FAR)
 _SUMMED = np.uint64(FAR) - np.uint64(1)
@@ -1153,23 +1163,12 @@ def chunk_hazards(old: Any, elements: Any, width: Any, shift: Any, mask: Any, ha
         out[whole] = total
 
 
-@njit(
-    _I64(types.uint64[::1], _I64, _I64, _U64, _U64, types.uint32[::1], types.uint32[::1]),
-    nogil=True,
-    cache=True,
-    error_model="numpy",
-)
-def _choose_window(old, elements, width, shift, mask, hazards, window):  # type: ignore[no-untyped-def]
+@njit(_I64(types.int64[::1], _U64, types.uint32[::1], types.uint32[::1]), nogil=True, cache=True, error_model="numpy")
+def _window_of(counts, mask, hazards, window):  # type: ignore[no-untyped-def]
     """Fill `window` with the hazards of the WINDOW classes in which most elements of a sample lie; returns the first.
 
-    The hazard of class c is at c modulo WINDOW.
+    `counts`: the sample's, by class. The hazard of class c is at c modulo WINDOW.
     """
-    counts = np.zeros(256, np.int64)
-    # Whole chunks: of elements apart each would cost a fetch from far memory.
-    step = max(np.int64(CHUNK), elements // WINDOW_CHUNKS)
-    for start in range(0, elements, step):
-        for j in range(start, min(elements, start + CHUNK)):
-            counts[(_element(old, j, width) >> shift) & mask] += np.uint32(1)
     inside = np.int64(0)
     for c in range(WINDOW):
         inside += counts[c]
@@ -1185,6 +1184,23 @@ def _choose_window(old, elements, width, shift, mask, hazards, window):  # type:
     for c in range(best, best + WINDOW):
         window[c % WINDOW] = hazards[np.uint64(c) & mask]  # where there is but one class, all are it
     return best
+
+
+@njit(
+    _I64(types.uint64[::1], _I64, _I64, _U64, _U64, types.uint32[::1], types.uint32[::1]),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def _choose_window(old, elements, width, shift, mask, hazards, window):  # type: ignore[no-untyped-def]
+    """As `_window_of`, for a sample of a block."""
+    counts = np.zeros(256, np.int64)
+    # Whole chunks: of elements apart each would cost a fetch from far memory.
+    step = max(np.int64(CHUNK), elements // WINDOW_CHUNKS)
+    for start in range(0, elements, step):
+        for j in range(start, min(elements, start + CHUNK)):
+            counts[(_element(old, j, width) >> shift) & mask] += np.uint32(1)
+    return _window_of(counts, mask, hazards, window)
 
 
 @njit(
@@ -1227,8 +1243,40 @@ def _slow_ends(old, start, end, width, shift, mask, hazards, ends):  # type: ign
         ends[j + 1] = np.uint32(_BEYOND)
 
 
-# So many words of two blocks are compared, and looked at again where they differ while they are in a near cache.
-_COMPARED = 1 << 14
+# A profile is estimated from a sample: stretches of SAMPLE elements that lie evenly in a block.
+SAMPLE = 1 << 13
+
+
+@njit(_I64(_I64), nogil=True, cache=True)
+def sampling(elements: Any) -> Any:
+    """One stretch in so many is looked at for what changed in a block of `elements`."""
+    return max(np.int64(1), elements >> 15)
+
+
+@njit(_I64(_I64), nogil=True, cache=True)
+def _thinned(elements):  # type: ignore[no-untyped-def]
+    """In one chunk in so many of those stretches, all elements are counted."""
+    return np.int64(2 if elements >> 15 else 1)
+
+
+@njit(types.void(types.uint64[::1], _I64, _I64, _I64, _U64, _U64, types.int64[:, ::1]), nogil=True, cache=True)
+def _count_classes(old, first, end, width, shift, mask, tables):  # type: ignore[no-untyped-def]
+    """Count the classes of the elements first ... end - 1; `first` is a multiple of 4."""
+    # Neighbours often have one class: four tables, so that no count waits for the one before it.
+    whole = end & ~np.int64(3)
+    if width == 2:
+        for i in range(first >> 2, whole >> 2):
+            word = old[np.uint64(i)] >> shift
+            tables[0, word & mask] += 1
+            tables[1, (word >> _U16) & mask] += 1
+            tables[2, (word >> _S32) & mask] += 1
+            tables[3, (word >> np.uint64(48)) & mask] += 1
+    else:
+        for j in range(first, whole, 4):
+            for k in range(4):
+                tables[k, (_element(old, j + k, width) >> shift) & mask] += 1
+    for j in range(max(first, whole), end):
+        tables[0, (_element(old, j, width) >> shift) & mask] += 1
 
 
 @njit(
@@ -1246,17 +1294,17 @@ def compare(
 
     `positions`: as `find_changes` fills them; where `found` is not negative, that many are given. If c is above
     `limit` nothing more is promised. Else out[0:2] grows as `sum_changes` says, and, where `every` is not 0, `kept` (of
-    room for `limit` elements) takes the new elements, counts[0] the classes of the block's elements, and counts[1]
-    those of the changed ones; only one chunk in `every` is looked at, and each of its elements counts `every` times.
+    room for `limit` elements) takes the new elements, counts[1] the classes of the changed ones, and counts[0] and
+    counts[2] those of a sample of all and of the changed ones: `sampling` says which, and each counts for what it
+    stands for.
     """
     batch = np.empty(4 * _BATCH, np.uint64)
-    # Neighbours often have one class: four tables, so that no count waits for the one before it.
     tables = np.zeros((4, 256), np.int64)
     old_bytes, new_bytes = old.view(np.uint8), new.view(np.uint8)
     held, last = np.int64(0), np.int64(-1)
     count, noted = np.int64(0), np.int64(0)
     whole = elements - elements % CHUNK
-    sample = np.int64(0)
+    sample, thin = np.int64(0), _thinned(elements)
     words = np.int64(old.size)
     for first in range(0, words, _COMPARED):
         end: Any = min(words, first + _COMPARED)
@@ -1276,7 +1324,10 @@ def compare(
             continue
         for i in range(noted, count):
             p = np.int64(positions[np.uint64(i)])
-            counts[1, (_element(old, p, width) >> shift) & mask] += 1
+            kind = (_element(old, p, width) >> shift) & mask
+            counts[1, kind] += 1
+            if (p // SAMPLE) % every == 0:
+                counts[2, kind] += every
             after = _element(new, p, width)
             if width == 2:
                 _put_half(kept, i, after)
@@ -1285,18 +1336,17 @@ def compare(
                     kept[i * width + b] = np.uint8((after >> np.uint64(8 * b)) & _FF)
         noted = count
         while sample < whole and (sample + CHUNK) * width <= end * 8:
-            for j in range(sample, sample + CHUNK, 4):
-                for k in range(4):
-                    tables[k, (_element(old, j + k, width) >> shift) & mask] += 1
-            sample += CHUNK * every
+            _count_classes(old, sample, sample + CHUNK, width, shift, mask, tables)
+            sample += CHUNK * thin
+            if sample % SAMPLE == 0:
+                sample += SAMPLE * (every - 1)
     if count <= limit:
         _sum_batch(batch, held, out)
         if every != 0:
-            if whole < elements and (whole // CHUNK) % every == 0:
-                for j in range(whole, elements):
-                    tables[0, (_element(old, j, width) >> shift) & mask] += 1
+            if whole == sample:
+                _count_classes(old, whole, elements, width, shift, mask, tables)
             for c in range(256):
-                counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every
+                counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every * thin
     return count
 
 
@@ -1342,20 +1392,20 @@ def _first_part(ends, here, length, passed, hazard, most):  # type: ignore[no-un
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, uint32[::1], uint64[::1], uint64, uint64, uint32[::1], uint32[::1],"
-    " uint64[::1], uint32[::1])",
+    "int64(uint64[::1], int64, int64, int64, uint32[::1], int64, int64, uint64[::1], int64, uint64, uint64,"
+    " uint32[::1], uint32[::1], uint64[::1], uint32[::1], int64[::1], uint32[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def encode_contextual(
-    old: Any, elements: Any, width: Any, order: Any, positions: Any, new: Any, shift: Any, mask: Any, hazards: Any,
-    contexts: Any, coder: Any, out: Any,
-) -> Any:  # fmt: skip
-    """Append a block to a coding group; returns a CONTEXTUAL_* status.
+def _encode_on(  # type: ignore[no-untyped-def]
+    old, elements, width, order, positions, count, until, new, in_place, shift, mask, hazards, contexts, coder, out,
+    walk, room
+):  # fmt: skip
+    """Code a block's chunks before `until`, from where `walk` says; returns a CONTEXTUAL_* status.
 
-    `old`: the block's words; `positions`, `new`: its changes, the new elements packed into words; `hazards` of the 256
-    classes; `contexts`: 256 rows of CONTEXTS adaptive bits. CONTEXTUAL_FULL: `out` is too small, all is void.
+    `count` positions are known: all in those chunks, and one behind them unless those are all. `new`: the new block,
+    or, if not `in_place`, the new elements packed. `walk`, `room`: stay as they are between two calls for a block.
     """
     element_mask = _ONES >> np.uint64(64 - 8 * width)
     top = np.uint64(8 * width - 1)
@@ -1365,15 +1415,10 @@ def encode_contextual(
     events, exposure, scale, due = (
         coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT],
     )  # fmt: skip
-    room = np.uint64(max(out.size - 64, 0))
-    done, count = np.int64(0), np.int64(positions.size)
-    chunk = np.int64(0)
-    ready = np.int64(0)
-    chunks = np.empty(TILE, np.uint32)
-    window = np.empty(WINDOW, np.uint32)
-    ends = np.zeros(CHUNK + 1, np.uint32)
-    lowest = _choose_window(old, elements, width, shift, mask, hazards, window)
-    while done < count:
+    full, lines = np.uint64(max(out.size - 64, 0)), 8 * width
+    done, chunk, ready, lowest = walk[WALK_DONE], walk[WALK_CHUNK], walk[WALK_READY], walk[WALK_LOWEST]
+    chunks, window, ends = room[:TILE], room[TILE : TILE + WINDOW], room[TILE + WINDOW :]
+    while done < count and chunk < until:
         if chunk == ready:
             # Tile by tile, so that what is looked at closely is still in the nearest cache.
             ahead = min(elements - chunk * CHUNK, TILE * CHUNK)
@@ -1384,6 +1429,10 @@ def encode_contextual(
         quiet = min(ready, position // CHUNK)
         limit = due - events * _PER_EVENT
         while chunk < quiet:
+            if in_place:  # what is compared next comes nearer meanwhile
+                for line in range(chunk * lines, chunk * lines + lines, 8):
+                    _prefetch(old, line + _COMPARED)
+                    _prefetch(new, line + _COMPARED)
             part = np.uint64(chunks[np.uint64(chunk) % _TILE]) & _SUMMED
             y = (part * scale) >> _U16
             if y > _SPLIT:
@@ -1392,14 +1441,14 @@ def encode_contextual(
             if span < _LOW_RANGE:
                 out[at] = np.uint32(low >> _S32)
                 low, span, at = low << _S32, span << _S32, at + _U1
-                if at >= room:
+                if at >= full:
                     return np.int64(CONTEXTUAL_FULL)
             exposure += part
             chunk += 1
             if exposure >= limit:
                 events, exposure, scale, due = _rescaled(events, exposure, scale, due)
                 limit = due - events * _PER_EVENT
-        if chunk == ready:
+        if chunk in (ready, until):
             continue
         hazard = np.uint64(chunks[np.uint64(chunk) % _TILE])
         far = hazard & _FAR != _ZERO
@@ -1415,7 +1464,7 @@ def encode_contextual(
         j = start
         passed = _ZERO  # where the interval of element j starts
         while j < end and done < count:
-            if at >= room:
+            if at >= full:
                 return np.int64(CONTEXTUAL_FULL)
             position = np.int64(positions[np.uint64(done)])
             length, part = _first_part(ends, np.uint64(j - start), np.uint64(end - j), passed, hazard, most)
@@ -1443,7 +1492,9 @@ def encode_contextual(
             j = position + 1
             passed = np.uint64(ends[np.uint64(j - start)])
             rank = _rank(u & element_mask, flip, floats, top, element_mask)
-            after = _rank(_element(new, done, width) & element_mask, flip, floats, top, element_mask)
+            after = _rank(
+                _element(new, position if in_place else done, width) & element_mask, flip, floats, top, element_mask
+            )
             step = (after - rank) & element_mask
             sign = step >> top
             step = ((step ^ (_ZERO - sign)) + sign) & element_mask
@@ -1458,7 +1509,33 @@ def encode_contextual(
         events, exposure, scale, due = _rescaled(events, exposure, scale, due)
     coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = low, span, at
     coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT] = events, exposure, scale, due
+    walk[WALK_DONE], walk[WALK_CHUNK], walk[WALK_READY] = done, chunk, ready
     return np.int64(CONTEXTUAL_OK)
+
+
+@njit(
+    "int64(uint64[::1], int64, int64, int64, uint32[::1], uint64[::1], uint64, uint64, uint32[::1], uint32[::1],"
+    " uint64[::1], uint32[::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def encode_contextual(
+    old: Any, elements: Any, width: Any, order: Any, positions: Any, new: Any, shift: Any, mask: Any, hazards: Any,
+    contexts: Any, coder: Any, out: Any,
+) -> Any:  # fmt: skip
+    """Append a block to a coding group; returns a CONTEXTUAL_* status.
+
+    `old`: the block's words; `positions`, `new`: its changes, the new elements packed into words; `hazards` of the 256
+    classes; `contexts`: 256 rows of CONTEXTS adaptive bits. CONTEXTUAL_FULL: `out` is too small, all is void.
+    """
+    room = np.zeros(ROOM, np.uint32)
+    walk = np.zeros(WALK_SIZE, np.int64)
+    walk[WALK_LOWEST] = _choose_window(old, elements, width, shift, mask, hazards, room[TILE : TILE + WINDOW])
+    return _encode_on(
+        old, elements, width, order, positions, positions.size, elements, new, 0, shift, mask, hazards, contexts,
+        coder, out, walk, room,
+    )  # fmt: skip
 
 
 @njit(
@@ -1489,6 +1566,116 @@ def encode_blocks(
             old, blocks[i, 2], width, order, here, elements, shift, mask, hazards, contexts, coder, out
         ):
             return np.int64(CONTEXTUAL_FULL)
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit(
+    "void(int64[:, ::1], int64, uint64, uint64, uint32[::1], int64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def sample_classes(blocks: Any, width: Any, shift: Any, mask: Any, positions: Any, counts: Any) -> None:
+    """Add to counts[0] the classes of all elements, to counts[1] those of the changed ones, from the sample that
+    `compare` takes; of the blocks in whose sample something changed.
+
+    `blocks`, a row for each, begins with the addresses of its old and new words, their number, and its elements.
+    """
+    tables = np.zeros((5, 256), np.int64)
+    for i in range(blocks.shape[0]):
+        words, elements = blocks[i, 2], blocks[i, 3]
+        old = carray(_pointer(blocks[i, 0]), (words,))
+        new = carray(_pointer(blocks[i, 1]), (words,))
+        every, thin = sampling(elements), _thinned(elements)
+        tables[:] = 0
+        changed = np.int64(0)
+        for first in range(0, elements, SAMPLE * every):
+            end: Any = min(elements, first + SAMPLE)
+            found = _find_in(old, new, width, first * width >> 3, (end * width + 7) >> 3, 0, positions)
+            for k in range(found):
+                tables[4, (_element(old, np.int64(positions[k]), width) >> shift) & mask] += 1
+            changed += found
+            for start in range(first, end, CHUNK * thin):
+                _count_classes(old, start, min(end, start + CHUNK), width, shift, mask, tables)
+        if changed:
+            for c in range(256):
+                counts[0, c] += (tables[0, c] + tables[1, c] + tables[2, c] + tables[3, c]) * every * thin
+                counts[1, c] += tables[4, c] * every
+
+
+CONTEXTUAL_OTHER = 3
+ROW_TENSOR = 4
+# Where more than one element in so many changes, positions may not be the best: sizes have to be compared.
+SPARSE_FROM = 16
+
+
+@njit(
+    "int64(int64[:, ::1], uint64[:, ::1], int64, int64, uint64, uint64, int64[::1], uint32[::1], uint32[::1],"
+    " uint64[::1], uint32[::1], uint32[::1], int64[::1], uint64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def compare_and_encode(
+    blocks: Any, seeds: Any, width: Any, order: Any, shift: Any, mask: Any, counts: Any, hazards: Any, contexts: Any,
+    coder: Any, positions: Any, out: Any, found: Any, change: Any,
+) -> Any:  # fmt: skip
+    """Compare a group's blocks and code their changes in one pass; returns a CONTEXTUAL_* status.
+
+    `blocks`, a row for each: addresses of its old and new words, their number, elements, a number for its tensor, and
+    `piece_bytes`, `row0`, `word0` as sums take them; `seeds`: those of its tensor's sums. `counts`: of a sample's
+    elements, by class. `positions`: room for a block's. Filled are `found`, the changes of each block, and `change`,
+    what they do to the two sums. CONTEXTUAL_OTHER: a block changes too much or too regularly, or there is no room; all
+    is void.
+    """
+    batch = np.empty(4 * _BATCH, np.uint64)
+    room = np.zeros(ROOM, np.uint32)
+    walk = np.zeros(WALK_SIZE, np.int64)
+    walk[WALK_LOWEST] = _window_of(counts, mask, hazards, room[TILE : TILE + WINDOW])
+    tensor = np.int64(-1)
+    for i in range(blocks.shape[0]):
+        words, elements, piece, row0, word0 = blocks[i, 2], blocks[i, 3], blocks[i, 5], blocks[i, 6], blocks[i, 7]
+        old = carray(_pointer(blocks[i, 0]), (words,))
+        new = carray(_pointer(blocks[i, 1]), (words,))
+        old_bytes, new_bytes = old.view(np.uint8), new.view(np.uint8)
+        seed_a, seed_b = seeds[i, 0], seeds[i, 1]
+        held, last = np.int64(0), np.int64(-1)
+        count, noted = np.int64(0), np.int64(0)
+        limit = elements // SPARSE_FROM
+        for first in range(0, words, _COMPARED):
+            end: Any = min(words, first + _COMPARED)
+            count = _find_in(old, new, width, first, end, count, positions)
+            if count == noted:
+                continue
+            if count > limit:
+                return np.int64(CONTEXTUAL_OTHER)
+            held, last = _batch_changes(
+                old_bytes, new_bytes, positions, noted, count, width, piece, row0, word0, seed_a, seed_b, batch, held,
+                last, change[i],
+            )  # fmt: skip
+            if noted == 0:
+                if blocks[i, 4] != tensor:
+                    tensor = blocks[i, 4]
+                    start_tensor(coder)
+                walk[:WALK_LOWEST] = 0
+            noted = count
+            until = np.int64(positions[count - 1]) // CHUNK
+            if _encode_on(
+                old, elements, width, order, positions, count, until, new, 1, shift, mask, hazards, contexts, coder,
+                out, walk, room,
+            ):  # fmt: skip
+                return np.int64(CONTEXTUAL_OTHER)
+        found[i] = count
+        if count == 0:
+            continue
+        if is_regular(positions[:count]):
+            return np.int64(CONTEXTUAL_OTHER)
+        _sum_batch(batch, held, change[i])
+        if _encode_on(
+            old, elements, width, order, positions, count, elements, new, 1, shift, mask, hazards, contexts, coder, out,
+            walk, room,
+        ):  # fmt: skip
+            return np.int64(CONTEXTUAL_OTHER)
     return np.int64(CONTEXTUAL_OK)
 
 
@@ -1622,6 +1809,41 @@ def decode_contextual(
         events, exposure, scale, due = _rescaled(events, exposure, scale, due)
     coder[CODER_LOW], coder[CODER_RANGE], coder[CODER_AT] = code, span, at
     coder[CODER_EVENTS], coder[CODER_EXPOSURE], coder[CODER_SCALE], coder[CODER_NEXT] = events, exposure, scale, due
+    return np.int64(CONTEXTUAL_OK)
+
+
+@njit(
+    "int64(int64[:, ::1], uint64[:, ::1], int64, int64, uint64, uint64, uint32[::1], uint32[::1], uint64[::1],"
+    " uint32[::1], uint32[::1], uint64[::1], uint64[:, ::1])",
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_blocks(
+    blocks: Any, seeds: Any, width: Any, order: Any, shift: Any, mask: Any, hazards: Any, contexts: Any, coder: Any,
+    data: Any, positions: Any, new: Any, change: Any,
+) -> Any:  # fmt: skip
+    """As `decode_contextual` for several blocks, whose changes follow one another in `positions` and `new` (whole words
+    for each block); what each does to the sums goes to `change`.
+
+    `blocks`, a row for each: address of its old words, their number, elements, changes, words in `new`, whether a
+    tensor starts with it, and `piece_bytes`, `row0`, `word0` as sums take them. `seeds`: those of its tensor's sums.
+    """
+    at, word = np.int64(0), np.int64(0)
+    for i in range(blocks.shape[0]):
+        if blocks[i, 5]:
+            start_tensor(coder)
+        old = carray(_pointer(blocks[i, 0]), (blocks[i, 1],))
+        here, elements = positions[at : at + blocks[i, 3]], new[word : word + blocks[i, 4]]
+        at += blocks[i, 3]
+        word += blocks[i, 4]
+        if decode_contextual(
+            old, blocks[i, 2], width, order, shift, mask, hazards, contexts, coder, data, here, elements.view(np.uint8)
+        ):
+            return np.int64(CONTEXTUAL_DAMAGED)
+        sum_elements(
+            old, elements, here, width, blocks[i, 6], blocks[i, 7], blocks[i, 8], seeds[i, 0], seeds[i, 1], change[i]
+        )
     return np.int64(CONTEXTUAL_OK)
 
 

@@ -14,7 +14,7 @@ from mailboat.checkpoint.source import Bytes
 from mailboat.digest import seeds
 from mailboat.errors import PatchError
 from mailboat.patch.classes import Classes, Counts
-from mailboat.patch.format import CONTEXTUAL_SHARE, DENSE, POSITIONAL, SAME, XOR, rice_parameter
+from mailboat.patch.format import CONTEXTUAL, CONTEXTUAL_SHARE, DENSE, POSITIONAL, SAME, XOR, rice_parameter
 from mailboat.patch.scratch import Scratch, Words, address_of
 from mailboat.patch.streams import compressed_size, estimate
 
@@ -24,14 +24,10 @@ Seeds = tuple[np.uint64, np.uint64]
 Measure = Callable[[Bytes, str], int]
 _NOTHING = np.empty(0, np.uint8)
 _NOWHERE = np.uint64(0), np.uint64(0)
-# About so many elements of a block have their classes counted: a profile needs no more.
-_COUNTED = 1 << 14
 # Below one change in 16 elements, positions always win; above, sizes are compared.
 DENSE_FROM = 16
 # Where 15 in 16 elements changed, and 15 in 16 of the first changes are no steps, positions are not even tried.
 _OTHER_FROM, _OTHER_TO, _SAMPLED = 15, 16, 4096
-# A third of the gaps equal to the one before: of as many changes strewn evenly, at most a seventh are.
-_REGULAR_FROM, _REGULAR_SHARE = 64, 3
 # Where more than one element in 8 changes, two scans cost less than visiting the words.
 _SCAN_FROM = 8
 # So many tensors' seeds are kept for the next patch.
@@ -56,6 +52,7 @@ class Encoded:
 
 
 UNCHANGED = Encoded(SAME, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+CODED = Encoded(CONTEXTUAL, _NOTHING, _NOTHING, _NOTHING, _NOTHING)  # in the words of its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,8 @@ class BlockCode:
 @dataclass(frozen=True, slots=True)
 class Found:
     """How two blocks differ: where, what that does to the sums, and, where the changes are few enough to be contextual,
-    the new elements and how many elements and changed elements each class has. Arrays, except the counts, are views of
-    the scratch.
+    the new elements and how many elements, changed ones and changed ones in a sample each class has. Arrays, except the
+    counts, are views of the scratch.
     """
 
     positions: Positions
@@ -97,12 +94,12 @@ def compare(
     limit = elements // CONTEXTUAL_SHARE
     positions = scratch.positions(old.size * 8 // width)
     kept = scratch.bytes("kept", limit * width)
-    counts, delta = np.zeros((2, 256), np.int64), np.zeros(2, np.uint64)
+    counts, delta = np.zeros((3, 256), np.int64), np.zeros(2, np.uint64)
     found = -1
     if known is not None:
         found = known.size
         positions[:found] = known
-    every = 0 if classes is None else max(1, elements // _COUNTED)
+    every = 0 if classes is None else scratch.kernels.sampling(elements)
     place = _NOWHERE if classes is None else classes.place
     count = scratch.kernels.compare(
         old, new, width, elements, *piece, found, *seed, *place, every, limit, positions, kept, counts, delta
@@ -167,9 +164,7 @@ def _mostly_literals(scratch: Scratch, old: Words, new: Words, positions: Positi
 
 def is_regular(scratch: Scratch, positions: Positions) -> bool:
     """Whether changes lie in runs or at even distances: zstd sees that, while codes of positions do not."""
-    if positions.size < _REGULAR_FROM:
-        return False
-    return int(scratch.kernels.equal_gaps(positions)) * _REGULAR_SHARE >= positions.size
+    return bool(scratch.kernels.is_regular(positions))
 
 
 def _smaller_planes(

@@ -16,6 +16,9 @@ Counts = npt.NDArray[np.int64]
 # A level is worth sending only where it saves more bits than it takes: changes coded with a hazard that is off by a
 # factor 2^(d/8) cost about 0.0054 d^2 bits too much each, and a level takes about three bits.
 _WORTH = 512
+# From so many changes on a sample of them says enough (a level that is off by as much as it then may be costs a bit or
+# so); below, all are counted.
+_SAMPLED_FROM = 1 << 14
 _FRACTION_BITS = 54
 
 
@@ -60,6 +63,11 @@ class Profile:
     levels: npt.NDArray[np.uint8]
     first: int
     last: int
+
+
+def sampled_enough(counts: Counts) -> bool:
+    """Whether a sample's counts, of elements and of changed ones by class, will do for a profile."""
+    return int(counts[1].sum()) >= _SAMPLED_FROM
 
 
 def profile_of(counts: Counts) -> Profile:

@@ -5,8 +5,8 @@ Both sides walk the old bytes in the same way, so nothing that follows from them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -14,26 +14,41 @@ import numpy.typing as npt
 
 from mailboat.errors import PatchError
 from mailboat.patch.backends import kernels
-from mailboat.patch.classes import Classes, Profile, classes_of
+from mailboat.patch.classes import Classes, Counts, Profile, classes_of
 from mailboat.patch.format import MAX_GROUP_WORDS, order_of
 from mailboat.patch.scratch import Words
 
 Positions = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.uint64]
+Seeds = tuple[np.uint64, np.uint64]
 _CLASSES = 256
 _PROFILE_ROOM = 4096
 _EVEN = 32768 << 8
 
 
-@dataclass(frozen=True, slots=True)
-class OldBlock:
-    """The base's side of a block: the tensor's inventory index and dtype, its words, elements and their width."""
+class OldBlock(NamedTuple):
+    """The base's side of a block to decode: its tensor's inventory index, where its old words lie in memory, its
+    elements, how many change, where its rows lie (as `Geometry.piece` says) and the seeds of its tensor's sums.
+    """
 
     tensor: int
-    dtype: str
-    words: Words
+    address: int
     elements: int
-    width: int
+    changed: int
+    piece: tuple[int, int, int]
+    seeds: Seeds
+
+
+class Found(NamedTuple):
+    """Changes of blocks, one block after the other: positions, new elements packed into words (whole ones for each
+    block), and what each block does to its tensor's two sums.
+    """
+
+    positions: Positions
+    new: Words
+    change: Sums
 
 
 class NewBlock(NamedTuple):
@@ -46,6 +61,18 @@ class NewBlock(NamedTuple):
     elements: int
     positions: Positions
     new: Words
+
+
+def in_calls(addresses: Sequence[int], dtypes: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """The numbers of a group's blocks, as one call takes them: those of one dtype that follow one another and lie in
+    memory; each block whose address is 0, which has to be read, alone.
+    """
+    keys = [
+        (-1 if address else number, dtype)
+        for number, (address, dtype) in enumerate(zip(addresses, dtypes, strict=True))
+    ]
+    for (_, dtype), numbers in groupby(range(len(keys)), key=keys.__getitem__):
+        yield dtype, list(numbers)
 
 
 class _Model:
@@ -113,6 +140,20 @@ class GroupEncoder(_Walk):
         )  # fmt: skip
         return bool(status == self._compiled.CONTEXTUAL_OK)
 
+    def compare(
+        self, dtype: str, width: int, rows: Rows, seeds: Sums, *, counts: Counts, positions: Positions, changed: Rows,
+        change: Sums,
+    ) -> bool:  # fmt: skip
+        """Find the changes of all blocks of a group, all of one dtype, and append them; False where it isn't one for
+        this (`compiled.compare_and_encode` says what the arrays are).
+        """
+        model = self._enter(int(rows[0, self._compiled.ROW_TENSOR]), dtype)
+        status = self._compiled.compare_and_encode(
+            rows, seeds, width, model.order, *model.place, counts[0], model.hazards, model.contexts, self._coder,
+            positions, self._out, changed, change,
+        )  # fmt: skip
+        return bool(status == self._compiled.CONTEXTUAL_OK)
+
     def finish(self) -> Codes:
         """The group's words."""
         count = kernels().finish_group(self._coder, self._out)
@@ -138,15 +179,25 @@ class GroupDecoder(_Walk):
         self._coder[compiled.CODER_LOW] = np.uint64(first << 32 | second)
         self._coder[compiled.CODER_AT] = np.uint64(2)
 
-    def block(self, block: OldBlock, positions: Positions, elements: npt.NDArray[np.uint8]) -> None:
-        """Fill `positions` and the new `elements` of the next block; their sizes say how many changes it has."""
-        model = self._enter(block.tensor, block.dtype)
-        status = self._compiled.decode_contextual(
-            block.words, block.elements, block.width, model.order, *model.place, model.hazards, model.contexts,
-            self._coder, self._data, positions, elements,
+    def take(self, dtype: str, width: int, blocks: Sequence[OldBlock]) -> Found:
+        """Decode the next blocks, all of one dtype. Their old words must stay there meanwhile."""
+        model = self._enter(blocks[0].tensor, dtype)
+        rows, before = [], self._tensor
+        for block in blocks:
+            size, words = -(-block.elements * width // 8), -(-block.changed * width // 8)
+            begins = block.tensor != before
+            rows.append((block.address, size, block.elements, block.changed, words, begins, *block.piece))
+            before = block.tensor
+        self._tensor = before
+        changed, words = (sum(row[column] for row in rows) for column in (3, 4))
+        found = Found(np.empty(changed, np.uint32), np.zeros(words, np.uint64), np.zeros((len(rows), 2), np.uint64))
+        status = self._compiled.decode_blocks(
+            np.array(rows, np.int64), np.array([block.seeds for block in blocks], np.uint64), width, model.order,
+            *model.place, model.hazards, model.contexts, self._coder, self._data, *found,
         )  # fmt: skip
         if status != self._compiled.CONTEXTUAL_OK:
             _damaged()
+        return found
 
     def finish(self) -> None:
         """Check that the words end where the last change does, in the one way in which an encoder ends."""

@@ -15,11 +15,11 @@ from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.blocks import BlockCode, Positions, Sums
-from mailboat.patch.contextual import GroupDecoder, OldBlock
+from mailboat.patch.contextual import GroupDecoder, OldBlock, in_calls
 from mailboat.patch.format import POSITIONAL, Geometry
 from mailboat.patch.parts import Group, Parts, RunCode, largest_width
-from mailboat.patch.runs import POSITION_BYTES, addresses_of
-from mailboat.patch.scratch import Scratch, Words, in_order, slots_for, source_words, workers
+from mailboat.patch.runs import POSITION_BYTES, address_in, addresses_of
+from mailboat.patch.scratch import Scratch, Words, address_of, in_order, slots_for, source_words, workers
 
 _EVERYWHERE = np.empty(0, np.uint32)
 
@@ -52,6 +52,10 @@ class _Place:
     elements: int
 
     @property
+    def block(self) -> tuple[int, int, int]:
+        return self.index, self.first, self.elements
+
+    @property
     def start(self) -> int:
         return self.first * self.geometry.width
 
@@ -76,6 +80,7 @@ class Decoder:
 
     def __init__(self, patch: Parts, base: TensorSource, threads: int) -> None:
         self._patch, self._base, self._threads = patch, base, threads
+        self._addresses = addresses_of(base)
         self._tensors = base.inventory.tensors
 
     def all(self, stack: ExitStack) -> Iterator[Decoded]:
@@ -83,10 +88,9 @@ class Decoder:
         yield from self.contextual(stack)
         pool = stack.enter_context(workers(self._threads))
         slots = slots_for(largest_width(self._base.inventory), self._threads)
-        addresses = addresses_of(self._base)
-        for run in in_order(pool, slots, self._patch.runs(addresses), self.run):
+        for run in in_order(pool, slots, self._patch.runs(self._addresses), self.run):
             yield from run
-        yield from in_order(pool, slots, self._patch.codes(addresses), self.block)
+        yield from in_order(pool, slots, self._patch.codes(self._addresses), self.block)
 
     def contextual(self, stack: ExitStack) -> Iterator[Decoded]:
         """The contextual blocks alone."""
@@ -145,28 +149,28 @@ class Decoder:
     def group(self, scratch: Scratch, group: Group) -> list[Decoded]:
         """The blocks of a coding group. Raises PatchError."""
         decoder = GroupDecoder(group.part.read_group(group.number))
-        found = []
-        for index, first, elements, changed in group.blocks:
-            place = self._place(index, first, elements)
-            width = place.geometry.width
-            old, _ = self._old(scratch, place)
-            positions = np.empty(changed, np.uint32)
-            new = np.zeros(-(-changed * width // 8), np.uint64)
-            block = OldBlock(index, place.tensor.dtype, old, elements, width)
-            decoder.block(block, positions, new.view(np.uint8))
-            # A quarter at most changes: one by one, in memory of their own, since the whole group is handed on at once.
-            kept = new.view(np.uint8)[: changed * width]
-            found.append(place.decoded(changed, positions, kept, self._change(scratch, place, old, positions, new)))
+        found: list[Decoded] = []
+        placed = [(self._place(index, first, elements), changed) for index, first, elements, changed in group.blocks]
+        held = [address_in(self._addresses, place.geometry, *place.block) for place, _ in placed]
+        for dtype, numbers in in_calls(held, [place.tensor.dtype for place, _ in placed]):
+            asked = [
+                OldBlock(
+                    place.index, held[number] or address_of(self._old(scratch, place)[0]), place.elements, changed,
+                    place.piece, blocks.seeds_of(place.tensor),
+                )
+                for number in numbers
+                for place, changed in placed[number : number + 1]
+            ]  # fmt: skip
+            width = placed[numbers[0]][0].geometry.width
+            taken, at, word = decoder.take(dtype, width, asked), 0, 0
+            for number, change in zip(numbers, taken.change, strict=True):
+                place, changed = placed[number]
+                # A quarter at most changes: one by one, in memory of their own, since the whole group is handed on.
+                new = taken.new[word:].view(np.uint8)[: changed * width]
+                found.append(place.decoded(changed, taken.positions[at : at + changed], new, change))
+                at, word = at + changed, word + -(-changed * width // 8)
         decoder.finish()
         return found
-
-    def _change(self, scratch: Scratch, place: _Place, old: Words, positions: Positions, new: Words) -> Sums:
-        """What changes that are known one by one do to the sums."""
-        change = np.zeros(2, np.uint64)
-        scratch.kernels.sum_elements(
-            old, new, positions, place.geometry.width, *place.piece, *blocks.seeds_of(place.tensor), change
-        )
-        return change
 
     def _place(self, index: int, first: int, elements: int) -> _Place:
         tensor = self._tensors[index]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -19,11 +21,14 @@ import numpy as np
 
 from mailboat.checkpoint.source import Bytes, TensorSource
 from mailboat.patch import blocks
+from mailboat.patch.backends import on_device
 from mailboat.patch.blocks import Encoded, is_regular
 from mailboat.patch.classes import classes_of
+from mailboat.patch.contextual import Codes
 from mailboat.patch.format import CONTEXTUAL, GROUP_BYTES, SAME, Geometry, order_of, rice_parameter
 from mailboat.patch.group import Changes, CodedGroup, encode_group
 from mailboat.patch.known import KnownChanges, laid_over
+from mailboat.patch.one_pass import Coded, OnePass
 from mailboat.patch.runs import addresses_of
 from mailboat.patch.scratch import Scratch, in_order, slots_for, source_words, workers
 from mailboat.patch.streams import ChunkWriter
@@ -103,6 +108,7 @@ class Encoder:
     ) -> None:
         self._base, self._target, self._carried = base, target, carried
         self._known = target if isinstance(target, KnownChanges) else None
+        self._sides = base, target
         self._addresses = addresses_of(base)
         self._with_base_sums = with_base_sums
         self._carried_only = carried_only
@@ -110,6 +116,10 @@ class Encoder:
         self._threads = threads
         self._tensors = base.inventory.tensors
         self.geometries = [Geometry.of(tensor) for tensor in self._tensors]
+        one_pass = encode_for == "size" and self._known is None and on_device() is None and self._addresses.any()
+        self._one_pass = (
+            OnePass(self._tensors, self.geometries, self._addresses, addresses_of(target)) if one_pass else None
+        )
         self._seeds = [blocks.seeds_of(tensor) for tensor in self._tensors]
         self._directory: dict[int, list[tuple[int, int, int, int]]] = {index: [] for index in sorted(carried)}
         self.spools: dict[str, BinaryIO] = {
@@ -129,13 +139,42 @@ class Encoder:
     def scan(self) -> Iterator[Scanned]:
         """Compare every block once (with `carried_only` those alone), in order, and encode what is carried."""
         width = max((geometry.width for geometry in self.geometries), default=1)
-        for block in in_order(self._pool, slots_for(width, self._threads), self._jobs(), self._compare):
+        slots = slots_for(width, self._threads)
+        if self._one_pass is None:
+            yield from self._scan(slots, self._jobs())
+            return
+        groups = (list(jobs) for _, jobs in groupby(self._jobs(), key=attrgetter("window")))
+        for jobs, coded in in_order(self._pool, slots, groups, self._encode):
+            if coded is None:
+                yield from self._scan(slots, jobs)
+            else:
+                yield from self._coded(jobs, coded)
+
+    def _scan(self, slots: int, jobs: Iterable[Job]) -> Iterator[Scanned]:
+        """In two passes: a block waits, as its changes, until its group is complete."""
+        for block in in_order(self._pool, slots, jobs, self._compare):
             yield block
             if block.job.carried:
                 self._take(block)
         self._close_group()
         while self._coding:
             self._settle()
+
+    def _encode(self, scratch: Scratch, jobs: list[Job]) -> tuple[list[Job], Coded | None]:
+        """A group in one pass, if it is one for that."""
+        if self._one_pass is None or not all(job.carried for job in jobs):
+            return jobs, None
+        return jobs, self._one_pass.encode(scratch, [(job.index, job.first, job.elements) for job in jobs])
+
+    def _coded(self, jobs: list[Job], coded: Coded) -> Iterator[Scanned]:
+        """The blocks of a group that is encoded already."""
+        scratch = Scratch()
+        for job, changed, delta in zip(jobs, coded.changed.tolist(), coded.change, strict=True):
+            encoded = blocks.CODED if changed else blocks.UNCHANGED
+            old, new = (source_words(scratch, "", side, job.index, self._span(job))[1] for side in self._sides)
+            yield Scanned(job, old, new, changed, self._sums_of(scratch, job, old), delta, encoded)
+            self._write(_Entry(job, changed, encoded))
+        self._append(coded.words)
 
     def finish(self) -> Table:
         """Write what is pending; returns the table."""
@@ -162,7 +201,7 @@ class Encoder:
     def _compare(self, scratch: Scratch, job: Job) -> Scanned:
         tensor, geometry, seed = self._tensors[job.index], self.geometries[job.index], self._seeds[job.index]
         width = geometry.width
-        span = job.first * width, (job.first + job.elements) * width
+        span = self._span(job)
         old, old_bytes = source_words(scratch, "old", self._base, job.index, span)
         known = None if self._known is None else self._known.changed(job.index, job.first, job.elements)
         if known is None:
@@ -175,9 +214,7 @@ class Encoder:
         found = blocks.compare(
             scratch, old, new, positions, elements=job.elements, width=width, piece=piece, seed=seed, classes=classes
         )
-        base_sums = np.zeros(2, np.uint64)
-        if self._with_base_sums:
-            scratch.kernels.sum_rows(old_bytes, *piece, *seed, base_sums)
+        base_sums = self._sums_of(scratch, job, old_bytes)
         if not job.carried:
             encoded: Encoded | Changes = blocks.UNCHANGED
         elif found.few and not is_regular(scratch, found.positions):
@@ -186,6 +223,18 @@ class Encoder:
             order = order_of(tensor.dtype)
             encoded = blocks.encode(scratch, old, new, found.positions, elements=job.elements, width=width, order=order)
         return Scanned(job, old_bytes, new_bytes, found.positions.size, base_sums, found.delta, encoded)
+
+    def _span(self, job: Job) -> tuple[int, int]:
+        width = self.geometries[job.index].width
+        return job.first * width, (job.first + job.elements) * width
+
+    def _sums_of(self, scratch: Scratch, job: Job, old: Bytes) -> np.ndarray:
+        """What the block adds to the base's sums, where those are asked for."""
+        sums = np.zeros(2, np.uint64)
+        if self._with_base_sums:
+            piece = self.geometries[job.index].piece(job.first, job.elements)
+            scratch.kernels.sum_rows(old, *piece, *self._seeds[job.index], sums)
+        return sums
 
     @staticmethod
     def _changes(scratch: Scratch, job: Job, found: blocks.Found) -> Changes:
@@ -230,12 +279,15 @@ class Encoder:
         coded = coding.future.result()
         self._scratches.append(coding.scratch)
         if coded.words.size:
-            self.spools["contextual"].write(coded.words.data)
-            self._group_words.append(coded.words.size)
+            self._append(coded.words)
         for entry, encoded in zip(coding.entries, coded.blocks, strict=True):
             entry.encoded = encoded
         while self._queue and self._queue[0].encoded is not None:
             self._write(self._queue.popleft())
+
+    def _append(self, words: Codes) -> None:
+        self.spools["contextual"].write(words.data)
+        self._group_words.append(words.size)
 
     def _write(self, entry: _Entry) -> None:
         encoded = entry.encoded

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -15,14 +14,14 @@ from mailboat.checkpoint.inventory import Tensor
 from mailboat.checkpoint.source import TensorSource
 from mailboat.patch import blocks
 from mailboat.patch.blocks import Encoded, Positions
-from mailboat.patch.classes import Counts, profile_of
-from mailboat.patch.contextual import Codes, GroupEncoder, NewBlock
-from mailboat.patch.format import CONTEXTUAL, order_of
-from mailboat.patch.runs import Numbers
+from mailboat.patch.classes import Counts, Profile, profile_of, sampled_enough
+from mailboat.patch.contextual import Codes, GroupEncoder, NewBlock, in_calls
+from mailboat.patch.format import Geometry, order_of
+from mailboat.patch.runs import Numbers, address_in
 from mailboat.patch.scratch import Scratch, Words, address_of, source_words
 
 _NO_WORDS = np.empty(0, np.uint32)
-_NO_BYTES = np.empty(0, np.uint8)
+_NO_COUNTS = np.zeros((2, 256), np.int64)
 _WORD_BYTES = 4
 
 
@@ -30,8 +29,8 @@ _WORD_BYTES = 4
 class Changes:
     """A block's changes while they wait for their group.
 
-    `elements`: the new ones, packed into words; `counts`: elements and changed elements by class; `least`: bytes that
-    positions alone would take.
+    `elements`: the new ones, packed into words; `counts`: elements, changed ones, and changed ones in a sample, by
+    class; `least`: bytes that positions alone would take.
     """
 
     index: int
@@ -68,26 +67,24 @@ def encode_group(
 
 
 def _all_contextual(words: Codes, changes: Sequence[Changes]) -> CodedGroup:
-    return CodedGroup(words, [Encoded(CONTEXTUAL, _NO_BYTES, _NO_BYTES, _NO_BYTES, _NO_BYTES)] * len(changes))
+    return CodedGroup(words, [blocks.CODED] * len(changes))
 
 
 def _contextual(
     scratch: Scratch, base: TensorSource, addresses: Numbers, tensors: Sequence[Tensor], changes: Sequence[Changes]
 ) -> Codes | None:
     """The group's words; None where they would take more than any other encoding."""
-    counts: dict[str, Counts] = {}
-    room = 0
-    for block in changes:
-        dtype = tensors[block.index].dtype
-        counts[dtype] = counts.get(dtype, 0) + block.counts
-        room += block.least + block.positions.size * (1 + tensors[block.index].width)
-    profiles = {dtype: profile_of(count) for dtype, count in counts.items()}
+    room = sum(block.least + block.positions.size * (1 + tensors[block.index].width) for block in changes)
+    dtypes = {tensors[block.index].dtype for block in changes}
+    profiles = {
+        dtype: _profile([block.counts for block in changes if tensors[block.index].dtype == dtype]) for dtype in dtypes
+    }
     encoder = GroupEncoder(profiles, room // _WORD_BYTES + 1)
-    placed = [_in_place(addresses, tensors[block.index].width, block) for block in changes]
-    # One call for blocks of one dtype that follow one another in memory; one for each block that has to be read.
-    keys = [(-1 if address else number, tensors[changes[number].index].dtype) for number, address in enumerate(placed)]
-    for (_, dtype), run in groupby(range(len(changes)), key=keys.__getitem__):
-        numbers = list(run)
+    placed = [
+        address_in(addresses, Geometry.of(tensors[block.index]), block.index, block.first, block.block_elements)
+        for block in changes
+    ]
+    for dtype, numbers in in_calls(placed, [tensors[block.index].dtype for block in changes]):
         width = tensors[changes[numbers[0]].index].width
         new = []
         for number in numbers:
@@ -99,11 +96,10 @@ def _contextual(
     return encoder.finish()
 
 
-def _in_place(addresses: Numbers, width: int, block: Changes) -> int:
-    """Where a block's old bytes lie in memory; 0 where they have to be read."""
-    start, nbytes = block.first * width, block.block_elements * width
-    address = int(addresses[block.index])
-    return address + start if address and not (start | nbytes) % 8 else 0
+def _profile(counts: Sequence[Counts]) -> Profile:
+    """From the sample where that will do (of the blocks in which it found something), else from all changes."""
+    sampled = sum((one[[0, 2]] for one in counts if one[2].any()), _NO_COUNTS)
+    return profile_of(sampled if sampled_enough(sampled) else sum((one[:2] for one in counts), _NO_COUNTS))
 
 
 def _alone(scratch: Scratch, base: TensorSource, tensor: Tensor, block: Changes) -> Encoded:

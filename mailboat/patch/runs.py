@@ -70,6 +70,13 @@ def addresses_of(base: TensorSource) -> Numbers:
     return np.array([0 if words is None else address_of(words) for words in held], np.int64)
 
 
+def address_in(addresses: Numbers, geometry: Geometry, index: int, first: int, elements: int) -> int:
+    """Where a block's bytes lie in memory; 0 where they have to be read."""
+    start, nbytes = first * geometry.width, elements * geometry.width
+    address = int(addresses[index])
+    return address + start if address and not (start | nbytes) % 8 else 0
+
+
 def in_runs(table: Table, addresses: Numbers) -> Mask:
     """Which blocks are decoded in runs: positional ones in place, whose changes take less memory one by one."""
     place = table.block_tensor

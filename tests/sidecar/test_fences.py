@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from mailboat.island.engines import control, vllm
-from mailboat.island.engines.engine import EngineError, EngineUnreachable
+from mailboat.island.engines.engine import EngineError, EngineUnreachable, Look
 from mailboat.island.sidecar import served
 from mailboat.island.sidecar.gate import CommitDeferred
 from mailboat.island.sidecar.serving import Address, HttpServer
@@ -226,6 +226,30 @@ def test_a42_an_engine_that_hangs_in_a_commit_is_fenced(tmp_path: Path, monkeypa
         running.sidecar.engine.load(running.image, running.applied())  # type: ignore[arg-type]
         assert running.complete()[1]["choices"][0]["text"] == "1 1 1 1 "
     assert control.LEASE == 600
+
+
+def test_an_engine_whose_server_is_well_has_longer_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look(server: vllm.VllmServer) -> Look:
+        nonlocal looks
+        looks += 1
+        return real(server)
+
+    real = vllm.VllmServer.look
+    monkeypatch.setattr(vllm.VllmServer, "look", look)
+    monkeypatch.setitem(control.Control.get.__kwdefaults__, "seconds", 0.2)
+    monkeypatch.setattr(served, "MISSED_WHILE_WELL", 8)
+    engine = ContractEngine("vllm", extension=False)
+    with station([engine], tmp_path) as running:
+        engine.faults["/weight_info"] = "hang"
+        looks = 0
+        eventually(lambda: looks > served.MISSED + 1)
+        assert running.complete()[0] == 200
+        eventually(lambda: running.complete()[0] == 503)
+        assert looks >= 8
+        engine.faults.clear()
+        eventually(lambda: running.complete()[0] == 200)
 
 
 @pytest.mark.parametrize("kind", list(CALLS))

@@ -32,6 +32,12 @@ class EngineUnreachable(EngineError):  # noqa: N818 - as the library's other err
         super().__init__(sentence)
 
 
+class EngineBusy(EngineUnreachable):
+    """An engine's server is well, and what it asked its workers is not answered: a long step, or a hang."""
+
+    code = "engine_busy"
+
+
 class EngineAsleep(EngineUnreachable):
     """An engine gave its memory away for a while; its weights may not be touched before it is woken."""
 

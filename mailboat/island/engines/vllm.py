@@ -19,6 +19,7 @@ from mailboat.image import Image, Overlay
 from mailboat.island.engines.control import LEASE, Control, NoSuchRoute
 from mailboat.island.engines.engine import (
     EngineAsleep,
+    EngineBusy,
     EngineError,
     EngineRefused,
     EngineUnreachable,
@@ -64,6 +65,10 @@ class VllmServer:
             info = self._control.get("/weight_info")
         except NoSuchRoute:
             return Look(None)
+        except EngineUnreachable as silent:
+            if silent.hung:  # its workers answer this between two steps, and the first ones compile
+                raise EngineBusy(str(silent), hung=True) from silent
+            raise
         return Look(str(info.get("weight_version")) if isinstance(info, dict) else None)
 
     def expect(self, label: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from mailboat.digest import State, Sums
 from mailboat.errors import DigestMismatch, MailboatError, listed
 from mailboat.image import Image, Overlay
-from mailboat.island.engines.engine import EngineAsleep, EngineError, EngineUnreachable, Server, Staged
+from mailboat.island.engines.engine import EngineAsleep, EngineBusy, EngineError, EngineUnreachable, Server, Staged
 from mailboat.island.members.roster import Alone, Members
 from mailboat.island.sidecar.gate import CommitDeferred, ThreadDoor
 from mailboat.island.sidecar.metrics import Metrics
@@ -34,7 +34,8 @@ from mailboat.island.stop import Stop
 Say = Callable[[str], None]
 WATCH_SECONDS = 1.0
 STOP_SECONDS = 15.0  # that a stop waits for what engines were asked to do
-MISSED = 3  # looks without an answer in time after which an engine counts as hung
+# Looks without an answer in time after which an engine counts as hung; the second while its server says it is well.
+MISSED, MISSED_WHILE_WELL = 3, 12
 
 
 @dataclass(eq=False)
@@ -370,7 +371,8 @@ class Served:
         except EngineError as error:
             gone = isinstance(error, EngineUnreachable) and not error.hung
             berth.missed += 1
-            if berth.upstream.open and (gone or berth.missed >= MISSED):
+            limit = MISSED_WHILE_WELL if isinstance(error, EngineBusy) else MISSED
+            if berth.upstream.open and (gone or berth.missed >= limit):
                 self._close(berth, str(error))
             return
         berth.missed = 0
