@@ -27,7 +27,8 @@ NARROW = re.compile(r"(:|->) (tensor<[\dx]*x)?i32>?( \{)?$")
 def representation(kernel: Any, types: dict[str, str], constants: dict[str, object]) -> str:
     """Triton's own representation of a kernel whose sizes are below 2^31."""
     signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
-    source, backend, context, stages = ASTSource(kernel, signature, constants), make_backend(TARGET), ir.context(), dict[str, Any]()
+    source, backend, context = ASTSource(kernel, signature, constants), make_backend(TARGET), ir.context()
+    stages: dict[str, Any] = {}
     ir.load_dialects(context)
     backend.load_dialects(context)
     options = backend.parse_options({})
