@@ -75,7 +75,7 @@ def test_comparing_blocks_of_which_everything_changed(width: int) -> None:
     def compare(elements: int) -> None:
         old, room = words(elements, width, 1), np.empty(elements * width, np.uint8)
         place = (elements * width, 0, 0, -1, np.uint64(1), np.uint64(2), np.uint64(7), np.uint64(255))
-        positions, sums, counts = np.empty(elements, np.uint32), np.zeros(2, np.uint64), np.zeros((2, 256), np.int64)
+        positions, sums, counts = np.empty(elements, np.uint32), np.zeros(2, np.uint64), np.zeros((3, 256), np.int64)
         found = kernels().compare(
             old, ~old, width, elements, *place, 1, elements, positions, room, counts, sums
         )  # fmt: skip
