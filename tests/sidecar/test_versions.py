@@ -187,6 +187,18 @@ def test_a43_a_version_that_is_gone_is_refused_with_the_reason(tmp_path: Path) -
         assert running.complete(run_id="voyage", weight_version={"min_version": 1})[0] == 200
 
 
+def test_a_version_that_was_taken_back_is_no_version_to_come(tmp_path: Path) -> None:
+    with station([ContractEngine("vllm")], tmp_path) as running:
+        running.step(version=7)
+        running.step(version=3)  # rolled back
+        running.sidecar.wake.clear()
+        for wanted in ({"exact_version": 7}, {"min_version": 5}):
+            status, body, _ = running.complete(weight_version=wanted)
+            assert (status, body["applied"]) == (409, 3) and "taken back" in body["message"]
+        assert not running.sidecar.wake.is_set()
+        assert "not here yet" in running.complete(weight_version={"exact_version": 8})[1]["message"]
+
+
 def test_pinned_requests_end_before_the_version_changes(tmp_path: Path) -> None:
     with station([ContractEngine("vllm")], tmp_path) as running:
         gate = running.sidecar._door.gate  # type: ignore[union-attr]

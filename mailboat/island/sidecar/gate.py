@@ -75,6 +75,7 @@ class Gate:
         self._numbers = itertools.count()
         self._left = asyncio.Event()  # set whenever a request ends
         self._give_ups = 0
+        self._taken_back = -1  # the highest version that was held here before one with a lower number
 
     @property
     def closed(self) -> bool:
@@ -148,6 +149,11 @@ class Gate:
                 f"Version {target} can't be served here any more: the island holds version {applied.version} and does "
                 "not go back for a request; ask for a newer version or another island."
             )
+        elif target <= self._taken_back:
+            message = (
+                f"Version {target} is not served any more: it was taken back, and the island holds version "
+                f"{applied.version}; ask for that one or a newer one."
+            )
         else:
             self._wake()
             message = f"Version {target} is not here yet: the island holds version {applied.version}; try again."
@@ -215,7 +221,9 @@ class Gate:
         """
         for _ in range(3):  # a poll of the sockets, the readers, their writers
             await asyncio.sleep(0)
-        self.applied = applied
+        before, self.applied = self.applied, applied
+        if before is not None and before.version > applied.version:
+            self._taken_back = max(self._taken_back, before.version)
 
     def hurry(self) -> None:
         """No commit waits for requests any more: the island stops."""
