@@ -212,7 +212,7 @@ class Publisher:
 
         Numbers of versions go on; what was published after that state is given up, and islands on it are led over by
         the next version. Raises Conflict ``parent_not_ready``, CheckpointError. Where steps are published, one that
-        goes back does the same by itself.
+        goes back does the same by itself; a step that is repeated, with other weights, goes on in its epoch.
         """
         state = ""
         if checkpoint is not None:
