@@ -60,10 +60,10 @@ class EditRun(Body):
 
 
 class EditChannel(Body):
-    """PUT channels/{name}: where it points (null: where it is), and whether it moves by hand alone."""
+    """PUT channels/{name}: where it points, and whether it moves by hand alone. What is unsaid stays as it is."""
 
     version = Whole(allow_null=True, default=None)
-    protected = Flag(default=False)
+    protected = Flag(required=False)
     reason = Text(max_length=1000, allow_blank=True, default="")
 
 

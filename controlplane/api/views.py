@@ -174,12 +174,13 @@ class ChannelDetail(ProjectView):
                 code="name_reserved",
             )
         if request.headers.get("If-None-Match", "").strip() == "*":
-            return self._shown(steering.create_channel(row, channel, **body, actor=actor), 201)
+            return self._shown(steering.create_channel(row, channel, **{"protected": False} | body, actor=actor), 201)
         try:
             found = selectors.channel(row, channel)
         except Missing as error:
             raise Missing(f"{error.detail} Send `If-None-Match: *` to make it.") from error
-        return self._shown(steering.edit_channel(found, **body, seen=conditional.seen(request), actor=actor))
+        said = {"protected": None} | body
+        return self._shown(steering.edit_channel(found, **said, seen=conditional.seen(request), actor=actor))
 
     def _shown(self, row: Channel, status: int = 200) -> Response:
         return conditional.tagged(Response(show.channel_head(row), status=status), row.revision)

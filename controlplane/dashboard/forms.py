@@ -173,7 +173,7 @@ class MoveForm(forms.Form):
         steering.edit_channel(
             self.channel,
             version=asked["version"],
-            protected=self.channel.protected,
+            protected=None,
             reason=asked["reason"],
             seen=asked["seen"],
             actor=actor,

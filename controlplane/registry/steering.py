@@ -73,9 +73,9 @@ def create_channel(run: Run, name: str, *, version: int | None, protected: bool,
 
 
 def edit_channel(
-    channel: Channel, *, version: int | None, protected: bool, reason: str, seen: int | None, actor: str
+    channel: Channel, *, version: int | None, protected: bool | None, reason: str, seen: int | None, actor: str
 ) -> Channel:
-    """Moves the channel to a ready version (None: leaves it where it is) and protects it or not.
+    """Moves the channel to a ready version and protects it or not; None leaves either as it is.
 
     Moving to an older version is a rollback and needs a reason. Raises Changed, Missing, Refusal
     `not_ready`, Unacceptable `reason_required`.
@@ -98,10 +98,11 @@ def edit_channel(
             if before["version"] is not None and target.number < before["version"]:
                 ahead = Version.objects.get(run=channel.run, number=before["version"])
                 merging.queue_return(channel.run, ahead, target, actor=actor)
-        if row.protected != protected:
+        protects = protected is not None and protected != row.protected
+        if protects:
             Channel.objects.filter(pk=row.pk).update(protected=protected, revision=F("revision") + 1)
             row.refresh_from_db()
-        if moves or before["protected"] != protected:
+        if moves or protects:
             audit.record(
                 channel.run.project, actor, "channel.edit", _named(channel), before=before, after=_shown(row, reason)
             )

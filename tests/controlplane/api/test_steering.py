@@ -159,6 +159,17 @@ def test_a_rollback_is_a_higher_serial_with_a_reason(run: Run, operator: Api) ->
     assert head_of(run).version == 1, "a protected channel moves by hand alone"
 
 
+def test_what_an_edit_of_a_channel_leaves_unsaid_stays(run: Run, operator: Api) -> None:
+    series(run, 3)
+    change(operator, "put", STABLE, {"version": 1, "protected": True}, If_None_Match="*")
+    moved = change(operator, "put", STABLE, {"version": 2}, If_Match="*").json()
+    assert (moved["version"], moved["protected"]) == (2, True)
+    freed = change(operator, "put", STABLE, {"protected": False}, If_Match="*").json()
+    assert (freed["version"], freed["protected"]) == (2, False)
+    assert not change(operator, "put", STABLE, {"version": 2}, If_Match="*").json()["protected"]
+    problem(change(operator, "put", STABLE, {"protected": None}, If_Match="*"), 400, "invalid_request")
+
+
 def test_a_channel_points_at_ready_versions_of_its_run(run: Run, other_run: Run, operator: Api) -> None:
     versions = series(run, 1)
     commit(run, 1, versions[0])
