@@ -20,6 +20,7 @@ from urllib3.response import BaseHTTPResponse, HTTPResponse
 from mailboat.client import Api, Head
 from mailboat.errors import ApiError, Conflict, MailboatError, ManifestError, NotFound, Unreachable
 from mailboat.manifest import MANIFEST_TYPE, Envelope, Manifest
+from mailboat.patience import TRANSIENT
 from mailboat.replies import AnchorFile, AnchorStep, PatchStep, Plan, VersionInfo
 from mailboat.signing import PUBLISHER
 
@@ -232,7 +233,8 @@ class BucketApi(Api):
             except (Unreachable, ApiError) as error:
                 if not _is_away(error):
                     raise
-                self.away = True
+                # a 500 says that this one thing is broken there, as a damaged blob is; all else may well be had
+                self.away = isinstance(error, Unreachable) or error.status in TRANSIENT
         return alone()
 
     def _name(self, rest: str) -> str:

@@ -251,6 +251,7 @@ class Island:
                 self._turn()
                 self._upkeep.settle()
                 self._read_head(self._patience())
+                self._send_reports()  # a control plane that is back hears what is held before the next move is tried
                 self._upkeep.settle()
             if not self._heartbeat.enabled:
                 with self._stop.interruptible():
