@@ -171,7 +171,10 @@ class Encoder:
         scratch = Scratch()
         for job, changed, delta in zip(jobs, coded.changed.tolist(), coded.change, strict=True):
             encoded = blocks.CODED if changed else blocks.UNCHANGED
-            old, new = (source_words(scratch, "", side, job.index, self._span(job))[1] for side in self._sides)
+            old, new = (
+                source_words(scratch, name, side, job.index, self._span(job))[1]
+                for name, side in zip(("old", "new"), self._sides, strict=True)
+            )
             yield Scanned(job, old, new, changed, self._sums_of(scratch, job, old), delta, encoded)
             self._write(_Entry(job, changed, encoded))
         self._append(coded.words)
