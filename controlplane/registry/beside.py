@@ -66,7 +66,9 @@ def write_head(channel: Channel) -> None:
 
 
 def write_version(version: Version) -> None:
-    """Copies what an island needs to plan a way to a version or from its anchor."""
+    """Copies what an island needs to plan a way to a version or from its anchor, unless it is retired."""
+    if version.state == Version.State.RETIRED:
+        return
     files = Anchor.objects.filter(version=version).exclude(kind=Anchor.Kind.REFERENCE).values_list("files", flat=True)
     for anchor in files:
         _write(anchor_name(version.run_id, version.number), anchor)
@@ -86,7 +88,8 @@ def put_back() -> None:
         if blobs.store().read_document(head_name(channel.run_id, channel.name)) is None:
             write_head(channel)
     for run in Run.objects.all():
-        shown = Version.objects.filter(Q(state=Version.State.READY) | Q(channels__isnull=False), run=run)
+        retired = Q(state=Version.State.RETIRED)  # an unpinned island's channel may still name it
+        shown = Version.objects.filter(Q(state=Version.State.READY) | Q(channels__isnull=False) & ~retired, run=run)
         wanted = dict(shown.values_list("number", "pk"))
         anchored = Anchor.objects.filter(version__run=run).exclude(kind=Anchor.Kind.REFERENCE)
         anchors = set(anchored.filter(version__in=wanted.values()).values_list("version__number", flat=True))

@@ -305,11 +305,22 @@ class Anchor(models.Model):
         return f"anchor of {self.version}"
 
 
+class Channels(models.QuerySet["Channel"]):
+    """Channels by what they are for."""
+
+    def needing(self) -> Channels:
+        """Those that need their version: all but the ones of islands that were unpinned or removed. Of such a one only
+        the serial counts, which must never be given out twice.
+        """
+        return self.filter(~Q(name__startswith=Channel.PINS) | Q(pinned_island__isnull=False), version__isnull=False)
+
+
 class Channel(models.Model):
     """A named pointer to a version, with the head document that announces it."""
 
     LATEST = "latest"
     PINS = "island-"  # channels with such names pin one island (fleet.pins)
+    objects = Channels.as_manager()
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="channels")
     name = models.SlugField(max_length=40)

@@ -38,8 +38,10 @@ def wanted(run: Run, ready: Sequence[Row]) -> dict[int, str]:
     found |= _because("an unfinished job needs it", _of_jobs(run))
     leases = VersionLease.objects.filter(run=run, expires_at__gte=Now())
     found |= {key: f"leased to {holder}" for key, holder in leases.values_list("version", "holder")}
-    channels = Channel.objects.filter(run=run).values_list("version", "name")
-    return found | {key: f"{name} points at it" for key, name in channels if key is not None}
+    channels = Channel.objects.filter(run=run).needing().values_list("version", "name", "pinned_island__name")
+    for key, name, pinned in channels:
+        found |= _because(f"{pinned} is pinned to it" if pinned else f"{name} points at it", [key])
+    return found
 
 
 def _because(why: str, keys: Iterable[int | None]) -> dict[int, str]:
@@ -75,5 +77,5 @@ def of_islands(run: Run) -> list[tuple[int, int]]:
 def _on_the_way(run: Run) -> set[tuple[int, int]]:
     """What islands fetch that hold nothing yet: they took a lease of the anchor with their plan."""
     leased = VersionLease.objects.filter(run=run, expires_at__gte=Now(), holder__startswith=ISLANDS)
-    targets = Channel.objects.filter(run=run, version__isnull=False).values_list("version", flat=True)
+    targets = Channel.objects.filter(run=run).needing().values_list("version", flat=True)
     return {(begin, target) for begin in leased.values_list("version", flat=True) for target in targets if target}

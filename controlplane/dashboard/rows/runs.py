@@ -305,7 +305,7 @@ def version_rows(run: Run, before: int | None) -> tuple[list[VersionRow], int | 
     more = page[PAGE - 1].number if len(page) > PAGE else None
     page = page[:PAGE]
     heads: dict[int, list[str]] = {}
-    for version_id, name in Channel.objects.filter(run=run, version__isnull=False).values_list("version_id", "name"):
+    for version_id, name in Channel.objects.filter(run=run).needing().values_list("version_id", "name"):
         heads.setdefault(version_id, []).append(name)
     islands = dict(
         Island.objects.filter(run=run, verified_version__isnull=False)
@@ -347,7 +347,7 @@ def lineage(version: Version) -> dict[str, Any]:
         "anchor": Anchor.objects.filter(version=version).first(),
         "patches_in": list(patches.filter(to_version=version)),
         "patches_out": list(patches.filter(from_version=version)),
-        "channels": list(Channel.objects.filter(version=version).values_list("name", flat=True)),
+        "channels": list(Channel.objects.filter(version=version).needing().values_list("name", flat=True)),
         "islands": list(Island.objects.filter(verified_version=version).order_by("name")[:HOLDERS]),
         "holders": Island.objects.filter(verified_version=version).count(),
     }

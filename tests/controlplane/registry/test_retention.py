@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +11,13 @@ from django.db.models.functions import Now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.registry import blobs, keeping, leases, retention, routes, services, steering
+from controlplane.dashboard.rows import runs as rows
+from controlplane.fleet import selectors
+from controlplane.fleet import services as fleet
+from controlplane.registry import beside, blobs, heads, keeping, leases, retention, routes, services, steering
 from controlplane.registry.models import Anchor, Blob, Channel, Patch, Run, Tombstone, Upload, Version
 from tests import factories as make
+from tests.controlplane.conftest import enrol
 from tests.controlplane.making import build, commit, ready, series, upload
 
 pytestmark = pytest.mark.django_db
@@ -99,6 +104,30 @@ def test_a12_what_channels_leases_and_epochs_need_stays(run: Run) -> None:
     type(leases.take(versions[2], "x", timedelta(0))).objects.update(expires_at=Now() - timedelta(seconds=1))
     assert leases.forget_ended() == 2
     assert retention.preview(run).numbers == (2,)
+
+
+@pytest.mark.parametrize("leave", [fleet.unpin, fleet.remove])
+def test_a_pin_keeps_its_version_until_the_island_leaves_it(run: Run, leave: Callable[..., Any]) -> None:
+    anchored_series(run, 8, 4)
+    island, _ = enrol(run, "porto")
+    fleet.pin(island, 2, actor="test")
+    limit(run, keep_versions=2)
+    assert retention.preview(run).numbers == (3,), "0 has the anchor of 2, and 4 that of the newest"
+    fleet.revoke_credential(island, actor="test")
+    leave(selectors.island(run.project, island.pk), actor="test")
+    collect(run)
+    assert states(run) == "----RRRR"
+    channel = Channel.objects.get(run=run, name__startswith=Channel.PINS)
+    assert channel.serial == 1, "it goes on from there if the island is pinned again"
+    Channel.objects.filter(pk=channel.pk).update(expires_at=Now())
+    assert heads.renew_heads() == 1
+    assert blobs.store().documents(f"runs/{run.pk}/versions/") == {f"{number}.json" for number in range(4, 8)}
+    beside.write_head(channel)
+    assert "2.json" not in blobs.store().documents(f"runs/{run.pk}/versions/"), "no plan leads over it"
+    version = Version.objects.get(run=run, number=2)
+    assert rows.lineage(version)["channels"] == []
+    assert not any(row.channels for row in rows.version_rows(run, None)[0] if row.version == version)
+    require_whole(run)
 
 
 def test_a12_a_live_island_keeps_its_way(run: Run) -> None:
