@@ -37,6 +37,7 @@ from controlplane.fleet.orders import confirm, standing
 from controlplane.fleet.pins import pin, unpin
 from controlplane.jobs import services as jobs
 from controlplane.jobs.models import Job
+from controlplane.registry import leases
 from controlplane.registry.announcing import servable
 from controlplane.registry.errors import Missing, WrongState
 from controlplane.registry.models import Version
@@ -199,6 +200,7 @@ def report_sync(
                 "last_seconds": dict(seconds or {}),
             }
             changes |= measures.measured(island, target, bytes, seconds or {}, route)
+            leases.end_of_fetch(target, island.name)
         if accepted or problem:
             changes["last_error"] = problem[:1000]
         Island.objects.filter(pk=island.pk).update(**changes)

@@ -38,6 +38,12 @@ def take_for_route(run: Run, steps: Sequence[Mapping[str, Any]], holder: str) ->
         take(version, f"{ISLANDS}{holder}", ANCHOR_HOURS, "It fetches the anchor.")
 
 
+def end_of_fetch(version: Version, holder: str) -> None:
+    """An island that holds the version now fetches no anchor at it or before it any more."""
+    fetched = VersionLease.objects.filter(run=version.run_id, version__number__lte=version.number)
+    fetched.filter(holder=f"{ISLANDS}{holder}").delete()
+
+
 def of_run(run: Run) -> QuerySet[VersionLease]:
     """The leases of a run, newest first, ended ones too until they are forgotten."""
     return VersionLease.objects.filter(run=run).select_related("version").order_by("-id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django.db.models.functions import Now
 from controlplane.fleet import services as fleet
 from controlplane.fleet import staleness
 from controlplane.fleet.models import Island
-from controlplane.registry import retention
+from controlplane.registry import leases, retention
 from controlplane.registry.models import Run, VersionLease
 from tests import factories as make
 from tests.controlplane.api.test_calls import problem
@@ -116,3 +117,27 @@ def test_an_island_that_fetches_an_anchor_keeps_it_and_the_way_on(run: Run) -> N
     assert retention.preview(run).numbers == ()
     VersionLease.objects.filter(holder=f"island:{newcomer.name}").update(expires_at=Now())
     assert retention.preview(run).numbers == (0, 1, 2, 3, 4, 5)
+
+
+def test_the_lease_of_a_fetch_ends_with_the_report_of_what_was_fetched(run: Run) -> None:
+    versions = anchored_series(run, 7, 6)
+    newcomer, _ = enrol(run, "porto")
+    for name in ("porto", "oslo"):
+        leases.take_for_route(run, [{"kind": "anchor", "version": number} for number in (0, 6)], name)
+    leases.take(versions[0], "evaluator", timedelta(hours=1))
+
+    def left(holder: str) -> list[int]:
+        return sorted(lease.version.number for lease in leases.of_run(run).filter(holder=holder))
+
+    def report(number: int, *, verified: bool) -> None:
+        digest = versions[number].state_digest
+        fleet.report_sync(
+            newcomer, from_version=None, version=number, digest=digest, outcome="applied", verified=verified
+        )
+
+    report(2, verified=False)
+    assert left("island:porto") == [0, 6]
+    report(2, verified=True)
+    assert left("island:porto") == [6], "it may be on its way there already"
+    report(6, verified=True)
+    assert (left("island:porto"), left("island:oslo"), left("evaluator")) == ([], [0, 6], [0])
