@@ -273,9 +273,9 @@ class Api:
         """Trades a one-time token for a credential. One try: a lost answer has used the token up."""
         return Enrolment.parse(self._json("POST", "islands/enrol", {"token": token, **about}, retry=False))
 
-    def island(self, island: str) -> IslandInfo:
+    def island(self, island: str, *, timeout: float | None = None) -> IslandInfo:
         """What the control plane says of the island."""
-        return IslandInfo.parse(self._json("GET", _path("islands", island), retry=False))
+        return IslandInfo.parse(self._json("GET", _path("islands", island), retry=False, timeout=timeout))
 
     def heartbeat(self, island: str, body: Mapping[str, Any]) -> HeartbeatReply:
         """Says what the island holds and does; the answer carries commands. One try: the next beat comes anyway."""
@@ -354,11 +354,12 @@ class Api:
         query: Mapping[str, Any] | None = None,
         retry: bool = True,
         patience: float | None = None,
+        timeout: float | None = None,
     ) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
         response = self.request(
-            method, path, body=data, query=query or {}, headers=headers, retry=retry, patience=patience
+            method, path, body=data, query=query or {}, headers=headers, retry=retry, patience=patience, timeout=timeout
         )
         if not response.data:
             return {}

@@ -16,7 +16,11 @@ def command() -> None:
 @command.command("run")
 @click.option("--server", required=True, envvar="MAILBOAT_SERVER", metavar="URL", help="Address of the control plane.")
 @click.option("--project", required=True, envvar="MAILBOAT_PROJECT", help="Project that the island belongs to.")
-@click.option("--token", envvar="MAILBOAT_TOKEN", help="One-time enrolment token; needed at the first start only.")
+@click.option(
+    "--token",
+    envvar="MAILBOAT_TOKEN",
+    help="One-time enrolment token; needed at the first start, and to come back after the island was removed.",
+)
 @click.option(
     "--store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for base, log, marker."
 )
@@ -93,7 +97,7 @@ def command() -> None:
     metavar="URL",
     help="Blob store to follow while the server is away: file:///FOLDER, https://HOST/PATH, s3://BUCKET/PREFIX.",
 )
-@click.option("--once", is_flag=True, help="Exit after the first catch-up.")
+@click.option("--once", is_flag=True, help="Exit after the first catch-up, or a few tries in vain.")
 @click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), help="Emulate a link of so many Mbit/s.")
 @click.option(
     "--ca-file", envvar="MAILBOAT_CA_FILE", type=click.Path(), help="Certificate authorities (PEM) of the server."

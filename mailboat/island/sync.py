@@ -98,7 +98,7 @@ def run_island(options: IslandOptions, *, stop: Stop, say: Say) -> None:
         shared = str(options.image.absolute()) if options.serving.urls and options.image else None
         lead = Lead(options.members, store, image=shared, stop=stop, say=say)
         sidecar = Sidecar(options.serving, stop=stop, say=say, members=lead.members)
-        enrolled = credential(store, api, options.token, engine=sidecar.engine, stop=stop, say=say)
+        enrolled = credential(store, api, options.token, once=options.once, engine=sidecar.engine, stop=stop, say=say)
         api.token = enrolled.credential
         if isinstance(api, BucketApi):
             api.run_id = enrolled.run_id

@@ -91,6 +91,8 @@ class ContractServer:
         self.answers: list[dict[str, Any]] = []
         self.commands: list[dict[str, Any]] = []
         self.tokens = {"once"}
+        self.credential = "secret"  # what the next island gets
+        self.refused: set[str] = set()  # credentials that are not known any more
         self.enabled = True
         self.head_keys: list[str] = []  # private; with none, nothing is said about keys
         self.publishers: dict[str, Envelope | None] = {}
@@ -168,6 +170,8 @@ class ContractServer:
         """One call."""
         call = f"{method} {path}"
         self.on_call(call)
+        if headers.get("Authorization", "").removeprefix("Bearer ") in self.refused:
+            raise Problem(401, "unauthorised")
         for pattern, handle in self._routes().items():
             if match := re.fullmatch(pattern, call):
                 return handle(*match.groups(), query=query, headers=headers, body=body)
@@ -191,6 +195,7 @@ class ContractServer:
             f"GET {run}plan": self._plan,
             "GET mirror/(.+)": self._mirrored,
             "POST islands/enrol": self._enrol,
+            "GET islands/([^/]+)": self._island,
             "POST islands/(.+)/heartbeat": self._beat,
             "POST islands/(.+)/syncs": self._report,
             "POST islands/(.+)/challenges/(.+)": self._challenge,
@@ -422,9 +427,12 @@ class ContractServer:
         self.tokens.discard(token)
         island = {"id": str(uuid.uuid4()), "name": "skerry"}
         return _json(
-            {"island": island, "credential": "secret", "run": RUN, "run_id": self.run_id, "channel": CHANNEL,
+            {"island": island, "credential": self.credential, "run": RUN, "run_id": self.run_id, "channel": CHANNEL,
              "heartbeat_seconds": 0.2, **self._keys()}, 201,
         )  # fmt: skip
+
+    def _island(self, island: str, **_: Any) -> Reply:
+        return _json({"id": island, "pending": False})
 
     def _beat(self, _island: str, *, body: bytes, **_: Any) -> Reply:
         with self.changed:

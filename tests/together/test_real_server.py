@@ -132,6 +132,28 @@ def test_versions_reach_islands_and_are_proven(harbour: Harbour, tmp_path: Path)
     assert held_state(one) == measure(ArraySource(arrays, side_files=config)).digest
 
 
+def test_an_island_that_was_removed_comes_back_on_its_store_with_a_new_token(harbour: Harbour, tmp_path: Path) -> None:
+    arrays, store = weights(), tmp_path / "store"
+    with harbour.publisher() as trainer:
+        trainer.publish(arrays, step=0)
+        with island(harbour.server, store, token=harbour.enrol("skerry"), once=True) as first:
+            first.join()
+        (row,) = harbour.operator.fleet()["islands"]
+        place = f"islands/{row['id']}"
+        reason = json.dumps({"reason": "test"}).encode()
+        harbour.operator.request("POST", f"{place}/revoke", body=reason, headers=JSON)
+        with pytest.raises(Unauthorised), island(harbour.server, store, token=harbour.enrol("holm"), once=True) as held:
+            held.join()
+        assert "has this key" in " ".join(held.lines), "it is not removed yet"
+        harbour.operator.request("DELETE", place)
+        arrays["a"][3, 3] += 1
+        trainer.publish(arrays, step=1)
+    with island(harbour.server, store, token=harbour.enrol("skerry"), once=True) as back:
+        back.join()
+    assert harbour.at("skerry") == 1
+    assert any(line.startswith("version 0  held and verified") for line in back.lines), back.lines
+
+
 def test_a03_a19_commits_are_idempotent_and_races_have_one_winner(harbour: Harbour) -> None:
     with harbour.publisher() as first, harbour.publisher() as second:
         first.publish(weights())
