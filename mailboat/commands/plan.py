@@ -45,6 +45,7 @@ def command(
     from mailboat.client import Api
     from mailboat.errors import MailboatError
 
+    readable = None if codecs is None else _known(codecs)
     if digest and from_version is not None:
         raise click.UsageError("Give either --from or --from-version.")
     api = Api(server, project, token, ca_file=ca_file)
@@ -53,7 +54,7 @@ def command(
         if digest is None:
             raise MailboatError(f"Version {from_version} has no state yet; name another one.")
     link = None if link_mbit is None else max(1, round(link_mbit * 1e6 / 8))
-    asked = {"from_digest": digest, "to": to, "link": link, "cores": cores, "codecs": codecs}
+    asked = {"from_digest": digest, "to": to, "link": link, "cores": cores, "codecs": readable}
     plan = api.show_plan(run, **{name: value for name, value in asked.items() if value is not None})
     if as_json:
         click.echo(json.dumps(plan, indent=2))
@@ -61,6 +62,19 @@ def command(
     held = f"version {from_version}" if from_version is not None else digest and f"state {digest[:16]}"
     for line in _lines(plan, held):
         click.echo(line)
+
+
+def _known(codecs: str) -> str:
+    """The codecs as the API takes them. Raises UsageError for one that nobody knows: the control plane would take it
+    for one of another release.
+    """
+    from mailboat.errors import listed
+    from mailboat.patch.format import KNOWN_CODECS
+
+    names = [name.strip() for name in codecs.split(",")]
+    if unknown := [repr(name) for name in names if name not in KNOWN_CODECS]:
+        raise click.UsageError(f"--codecs has unknown names: {listed(unknown)}; known are {', '.join(KNOWN_CODECS)}.")
+    return ",".join(names)
 
 
 def _lines(plan: Mapping[str, Any], held: str | None) -> list[str]:

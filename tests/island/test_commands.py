@@ -81,7 +81,9 @@ def test_plan_says_what_it_starts_from_where_an_anchor_is_sooner(
         (["island", "run"], 2, "--server"), (["island", "run", "--server", "http://x", "--project", "p", "--store", "s",
         "--link-mbit", "0"], 2, "link-mbit"), (["publish"], 2, "PATH"), (["publish", "nowhere", "--server",
         "http://127.0.0.1:9", "--project", "p", "--run", "r", "--token", "t"], 1, "nowhere"), (["publish", ".",
-        "--server", "nonsense", "--project", "p", "--run", "r", "--token", "t"], 1, "address"),
+        "--server", "nonsense", "--project", "p", "--run", "r", "--token", "t"], 1, "address"), (["plan", "r",
+        "--server", "http://127.0.0.1:9", "--project", "p", "--token", "t", "--codecs", "xor, foo,dense"], 2,
+        "unknown names: 'foo'; known are dense, xor, positional, contextual."),
     ],
 )  # fmt: skip
 def test_bad_usage_and_bad_input(arguments: list[str], status: int, words: str) -> None:
@@ -92,6 +94,21 @@ def test_bad_usage_and_bad_input(arguments: list[str], status: int, words: str) 
     if status == 1:
         assert done.stderr.startswith("mailboat: ")
         assert done.stderr.count("\n") == 1
+
+
+def test_plan_sends_the_codecs_without_the_spaces_between_them(
+    server: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def plan(*, query: dict[str, str], **_: object) -> Reply:
+        asked.append(query["codecs"])
+        return Reply(200, json.dumps({"from": 0, "to": 0, "steps": [], "bytes": 0, "seconds": 0.0}).encode())
+
+    monkeypatch.setattr(server, "_plan", plan)
+    options = ["--server", server.address, "--project", PROJECT, "--token", "t", "--to", "0"]
+    assert mailboat("plan", RUN, *options, "--codecs", "xor, dense").returncode == 0
+    assert asked == ["xor,dense"]
 
 
 def test_used_token_ends_the_command_with_a_sentence(server: ContractServer, tmp_path: Path) -> None:

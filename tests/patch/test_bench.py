@@ -1,4 +1,6 @@
-"""`bench/codec --json` ends with one line of just the promised keys, whatever the tensors are."""
+"""`bench/codec --json` ends with one line of just the promised keys, whatever the tensors are; `bench/catchup` says
+what it needs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from mailboat.checkpoint.inventory import DTYPE_BITS
 from tests.patch.models import changed, random_bits, source, written
@@ -34,3 +38,16 @@ def test_the_last_line_has_the_promised_keys_for_every_dtype(tmp_path: Path) -> 
     assert set(found["codecs"]) == CODECS
     assert all(set(figures) == FIGURES for figures in found["codecs"].values())
     assert 0 < found["changed"] < found["elements"]
+
+
+@pytest.mark.parametrize("versions", [None, 0, 1])
+def test_catching_up_needs_versions_and_says_so_in_one_sentence(tmp_path: Path, versions: int | None) -> None:
+    folder = tmp_path / "run"
+    if versions is not None:
+        folder.mkdir()
+    for number in range(versions or 0):
+        (folder / f"v{number:03}").mkdir()
+    command = [sys.executable, str(ROOT / "bench/catchup"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{folder} holds fewer than two versions; it needs vNNN/model.safetensors of each.\n"
