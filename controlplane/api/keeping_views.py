@@ -55,6 +55,7 @@ class Preview(drf.Serializer):
     blobs = drf.IntegerField()
     bytes = drf.IntegerField()
     anchor = drf.IntegerField(allow_null=True)
+    reasons = drf.DictField(child=drf.IntegerField(), help_text="How many versions stay for which reason.")
 
 
 class BreachLine(drf.Serializer):
@@ -141,6 +142,7 @@ class RetentionPreview(ProjectView):
                 "blobs": len(shown.blobs),
                 "bytes": shown.bytes,
                 "anchor": shown.anchor,
+                "reasons": shown.reasons,
             }
         )
 

@@ -13,6 +13,7 @@ so that a kill at any moment leaves work for the next round and never a row with
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ def removing() -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Collection:
     """What a collection would remove (or one batch of it). `numbers` are the versions that would be retired; `bytes`
-    what their blobs and those that nobody committed take; `anchor` a version that needs one before more can go.
+    what their blobs and those that nobody committed take; `anchor` a version that needs one before more can go;
+    `reasons` how many versions stay for which reason, the commonest first.
     """
 
     versions: tuple[int, ...] = ()
@@ -71,6 +73,7 @@ class Collection:
     blobs: dict[str, int] = field(default_factory=dict)
     kept: int = 0
     anchor: int | None = None
+    reasons: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -182,6 +185,7 @@ def _plan(run: Run, *, limit: int | None) -> Collection:
         blobs=found,
         kept=len(ready) - len(leaving),
         anchor=_anchor_wanted(run, nodes, wanted, kept),
+        reasons=dict(Counter(kept.reasons.values()).most_common()),
     )
 
 

@@ -112,6 +112,7 @@ def test_limits_are_shown_before_they_are_saved(world: World, owner: Client, hom
     Job.objects.update(state="succeeded")
     shown = _page(owner.post(address, form | {"preview": "yes"}))
     assert "Not saved yet. With these limits 4 versions would be retired, 1 stay" in shown
+    assert "Why they stay: latest points at it (1)." in shown
     assert Run.objects.get(pk=world.run.pk).keep_versions is None
     assert "would be retired" not in _page(owner.get(address))
     owner.post(address, form)

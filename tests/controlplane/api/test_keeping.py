@@ -51,6 +51,16 @@ def test_the_preview_says_what_would_go(run: Run, token: Callable[..., Api]) -> 
     assert shown["bytes"] == retention.preview(run).bytes > 0
 
 
+def test_the_preview_says_why_versions_stay(run: Run, token: Callable[..., Api]) -> None:
+    versions = anchored_series(run, 7, 4)
+    Run.objects.filter(pk=run.pk).update(keep_versions=2)
+    leases.take(versions[1], "evaluator", timedelta(hours=1))
+    shown = token("viewer").get("runs/minilm/retention").json()
+    assert (shown["retire"], shown["keep"]) == ([2, 3], 5)
+    assert shown["reasons"] == {"one of the newest 2": 1, "latest points at it": 1, "leased to evaluator": 1,
+                                "a route leads over it": 2}  # fmt: skip
+
+
 def test_a_limit_beyond_the_calendar_is_refused_and_does_no_harm(run: Run, token: Callable[..., Api]) -> None:
     anchored_series(run, 5, 4)
     operator = token("operator")
