@@ -65,6 +65,10 @@ class DigestMismatch(MailboatError):
     code = "digest_mismatch"
 
 
+class DamagedDownload(DigestMismatch):
+    """A blob arrived with other bytes, twice: what is held has nothing to do with it."""
+
+
 class ManifestError(MailboatError):
     """A manifest, head or envelope isn't well formed."""
 

@@ -24,7 +24,7 @@ from mailboat.errors import (
     ApiError,
     CheckpointChanged,
     Conflict,
-    DigestMismatch,
+    DamagedDownload,
     DiskFull,
     MailboatError,
     NotFound,
@@ -179,7 +179,7 @@ def download_bytes(api: Api, run: str, sha256: str, *, limit: int = MAX_DOCUMENT
                 return data
             wrong += 1
             if wrong > 1:
-                raise DigestMismatch(
+                raise DamagedDownload(
                     f"The server's bytes for blob {sha256[:16]} have another digest; its copy is damaged."
                 )
             api.sleep(FIRST_PAUSE)
@@ -201,7 +201,7 @@ def download(
     ``open_at`` opens it from a byte on; None: in the run's store.
 
     What an earlier try left in ``out``'s `.part` is continued. A lost connection is resumed while it makes progress;
-    wrong, truncated or changed bytes are fetched once more from zero, then refused with DigestMismatch. On a full disk
+    wrong, truncated or changed bytes are fetched once more from zero, then refused with DamagedDownload. On a full disk
     the partial file is removed and DiskFull raised.
     """
     if out.is_file() and file_blob(out) == blob:
@@ -224,7 +224,7 @@ def download(
                 api.direct.failed()  # whatever is wrong there, the control plane may have it right
             wrong += 1
             if wrong > 1:
-                raise DigestMismatch(f"{error}; the copy on the server, or something between, is damaged.") from error
+                raise DamagedDownload(f"{error}; the copy on the server, or something between, is damaged.") from error
             api.sleep(FIRST_PAUSE)
         except (Unreachable, ApiError) as error:
             gained = max(0, _size(part) - before)

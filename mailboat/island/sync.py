@@ -1,8 +1,8 @@
 """The loop of an island: enrol, recover, follow the channel, move from version to version, report.
 
 A failure leaves the island on its version and is retried in the same process: first with the downloads fetched again,
-then with the image rebuilt from the store, then from the anchor. It must never count a version as held before
-everything was scanned, and never give up while it may go on.
+then with the image rebuilt from the store (unless the download was what failed), then from the anchor. It must never
+count a version as held before everything was scanned, and never give up while it may go on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mailboat.client import Api
 from mailboat.errors import (
     ApiError,
     Conflict,
+    DamagedDownload,
     DigestMismatch,
     DiskFull,
     MailboatError,
@@ -183,6 +184,7 @@ class Island:
         self._moved = False
         self._failures = 0  # decide the remedy
         self._troubles = 0  # decide the pause
+        self._suspected = False  # whether the last failure may come of what is held
         self._told: tuple[int | None, str] | None = None
 
     def run(self) -> None:
@@ -363,7 +365,7 @@ class Island:
         if step == FETCH_AGAIN:
             self._store.drop_incoming()
         with self._stop.interruptible():
-            if step == REBUILD:
+            if step == REBUILD and self._suspected:
                 self._holding.discard_image()
             if step == AFRESH:
                 self._holding.doubt()
@@ -402,6 +404,7 @@ class Island:
         # A passing trouble is waited out and keeps what was downloaded; anything else calls for the next remedy.
         self._failures += 0 if passing else 1
         self._troubles += 1
+        self._suspected = not isinstance(error, DamagedDownload)
         self._status.phase, self._status.reason = ERROR, sentence
         if isinstance(error, (ManifestError, DigestMismatch)):
             self._status.alarm = sentence

@@ -71,6 +71,20 @@ def test_a05_wrong_patch_bytes_do_not_make_later_ones_fail(server: ContractServe
         server.wait_for(lambda: server.applied(2))
 
 
+def test_a05_damaged_downloads_do_not_cost_the_image(server: ContractServer, tmp_path: Path) -> None:
+    with Trainer(server, tmp_path) as trainer, island(server, tmp_path / "store") as running:
+        trainer.step()
+        server.wait_for(lambda: server.applied(0))
+        server.faults = [Fault("GET runs/voyage/blobs/.*", "flip", 30, times=1 << 30)]
+        before = len([call for call in server.calls if "GET runs/voyage/blobs" in call])
+        trainer.step()
+        # Each try asks twice, so four have failed: before the third the image would have been rebuilt.
+        server.wait_for(lambda: len([call for call in server.calls if "GET runs/voyage/blobs" in call]) >= before + 8)
+        server.faults = []
+        server.wait_for(lambda: server.applied(1))
+    assert not [line for line in running.lines if "rebuilt" in line]
+
+
 def test_a05_patch_that_can_not_be_decoded_heals_in_the_same_process(server: ContractServer, tmp_path: Path) -> None:
     with Trainer(server, tmp_path) as trainer, island(server, tmp_path / "store"):
         trainer.step()
