@@ -94,7 +94,7 @@ def quantised(weights: torch.Tensor) -> Tensors:
     return {"fp8.weight": codes.view(torch.float8_e4m3fn).cpu(), "fp8.weight_scale_inv": scales.cpu()}
 
 
-@pytest.mark.parametrize("device_bytes", [1 << 20, 12000, 0])
+@pytest.mark.parametrize("device_bytes", [1 << 20, pytest.param(12000, marks=pytest.mark.long), 0])
 def test_a28_a31_files_are_those_of_the_cpu(
     servers: tuple[ContractServer, ContractServer],
     monkeypatch: pytest.MonkeyPatch,

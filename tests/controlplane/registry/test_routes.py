@@ -13,12 +13,12 @@ from controlplane.registry import routes
 from controlplane.registry.cost import Means
 from controlplane.registry.models import Anchor, Project, Run, Version
 from tests.factories import digest_of, mk_project, mk_run
-from tests.yardstick import core_seconds
+from tests.yardstick import NET, core_seconds
 
 pytestmark = pytest.mark.django_db
 
 FULL = 45_000_000
-VERSIONS, SPANS, QUICK = 10_000, 256, 0.05
+VERSIONS, SPANS, QUICK = 10_000, 256, 0.05 * NET
 
 
 def grow(run: Run, length: int, *, spans: int = 0, anchors: Iterable[int] = (0,)) -> None:
