@@ -72,7 +72,7 @@ def quick(run: Run, held: int | None, to: int) -> bool:
 
 
 def test_a16_the_plan_of_a_run_with_ten_thousand_versions_is_quick(run: Run) -> None:
-    """A16: 50 ms at any lag is the goal, of which this is a net; the number of queries does not know how long the run or the way is."""
+    """A16: 50 ms at any lag is the goal, and this a net; queries do not know how long the run or the way is."""
     grow(run, VERSIONS, spans=SPANS, anchors=(0, 5_000, 9_000))
     small = mk_run(run.project)
     grow(small, 4)
